@@ -266,7 +266,7 @@ def test_importing_dovetail_loads_no_heavy_module(statement: str) -> None:
 
 def test_the_embedded_engine_needs_no_client_of_a_server() -> None:
     statement = (
-        "import asyncio, dovetail, dovetail.cli.session, dovetail.cli.commands.trigger\n"
+        "import asyncio, dovetail, dovetail.cli.session, dovetail.cli.commands.run\n"
         "async def main():\n    async with dovetail.Dovetail(FILE): pass\nasyncio.run(main())"
     )
     with TemporaryDirectory() as folder:

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.cli.board import Board, row_line
-from dovetail.cli.live import PlainView
+from dovetail.cli.board import Board, PlainView, row_line
 from dovetail.cli.text import bare
 from dovetail.core.events import NODE_EVENTS, Event
 from dovetail.core.states import NodeStatus, RunStatus

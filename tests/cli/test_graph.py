@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dovetail.cli.drawing import MOST_BENDS, lay_out
+from dovetail.cli.commands.graph import MAX_BENDS, lay_out
 from dovetail.core.dag import layers
 
 from .conftest import Outcome, Shell
@@ -198,7 +198,7 @@ def test_with_too_many_bends_edges_are_drawn_straight() -> None:
     size = 300
     parents = [list(range(n)) for n in range(size)]  # 44,850 edges, each as long as it can be
     layout = lay_out(layers(parents), parents)
-    assert sum(n - p - 1 for n in range(size) for p in range(n)) > MOST_BENDS
+    assert sum(n - p - 1 for n in range(size) for p in range(n)) > MAX_BENDS
     assert len(layout.y) == size
     assert layout.routes[0, size - 1] == [0, size - 1]
 

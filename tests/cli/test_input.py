@@ -170,7 +170,6 @@ def test_an_unexpected_error_is_one_line_and_how_to_see_more(
     def broken() -> None:
         raise RuntimeError("a \x1b[31mbug")
 
-    monkeypatch.setattr("dovetail.cli.commands.schema.definition_schema", broken, raising=False)
     monkeypatch.setattr("dovetail.core.definition.model.definition_schema", broken)
     done = command("schema")
     assert done.code == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.cli.batching import MOST_PROBLEMS, Items
+from dovetail.cli.batching import MAX_PROBLEMS, Items
 from dovetail.cli.failures import InvalidInput
 from dovetail.cli.run_pool import BatchCounts
 from dovetail.cli.text import bare
@@ -25,13 +25,13 @@ def items(path: Path, text: str | bytes, *, max_bytes: int = 1000) -> Items:
 
 
 def problems(found: Items) -> list[str]:
-    return [line.partition("items.jsonl:")[2] for line in found.survey().problems]
+    return [line.partition("items.jsonl:")[2] for line in found.check_all().problems]
 
 
 def test_each_line_is_one_item_and_empty_lines_are_none(tmp_path: Path) -> None:
     found = items(tmp_path, '\ufeff{"n": 1}\n\n  \r\n{"n": 2}\r\n{"n": 3}')
-    assert found.survey().count == 3
-    assert [(item.place, item.line, item.params["n"]) for item in found] == [
+    assert found.check_all().count == 3
+    assert [(item.number, item.line, item.params["n"]) for item in found] == [
         (0, 1, 1),
         (1, 4, 2),
         (2, 5, 3),
@@ -67,26 +67,26 @@ def test_what_a_params_file_may_not_say_no_line_may(tmp_path: Path, value: str, 
 
 
 def test_so_many_problems_are_told_and_the_others_counted(tmp_path: Path) -> None:
-    survey = items(tmp_path, "x\n" * 500).survey()
-    assert len(survey.problems) == MOST_PROBLEMS
-    assert survey.bad_lines == survey.count == 500
+    summary = items(tmp_path, "x\n" * 500).check_all()
+    assert len(summary.problems) == MAX_PROBLEMS
+    assert summary.bad_lines == summary.count == 500
 
 
 def test_a_line_that_never_ends_is_not_read_into_memory(tmp_path: Path) -> None:
     found = items(tmp_path, b'{"n": 1}\n' + b" " * 5000, max_bytes=1000)
     with pytest.raises(InvalidInput, match=r"items\.jsonl:2: has more than 1,000 bytes"):
-        found.survey()
+        found.check_all()
 
 
 def test_the_digest_tells_contents_apart(tmp_path: Path) -> None:
-    one = items(tmp_path, '{"n": 1}\n').survey().digest
-    assert items(tmp_path, '{"n": 1}\n').survey().digest == one
-    assert items(tmp_path, '{"n": 2}\n').survey().digest != one
+    one = items(tmp_path, '{"n": 1}\n').check_all().digest
+    assert items(tmp_path, '{"n": 1}\n').check_all().digest == one
+    assert items(tmp_path, '{"n": 2}\n').check_all().digest != one
 
 
 def test_a_file_that_changes_meanwhile_is_noticed(tmp_path: Path) -> None:
     found = items(tmp_path, '{"n": 1}\n{"n": 2}\n')
-    found.survey()
+    found.check_all()
     rest = iter(found)
     items(tmp_path, '{"n": 1}\n[]\n')
     with pytest.raises(InvalidInput, match=r"items\.jsonl:2: was changed while the batch ran"):
@@ -108,7 +108,7 @@ def test_many_lines_take_the_memory_of_one(tmp_path: Path) -> None:
     (tmp_path / "items.jsonl").write_text(line * 20_000)
     found = Items(str(tmp_path / "items.jsonl"), None, DefinitionLimits())
     tracemalloc.start()
-    assert found.survey().count == sum(1 for _ in found) == 20_000
+    assert found.check_all().count == sum(1 for _ in found) == 20_000
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1_000_000

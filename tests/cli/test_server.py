@@ -15,13 +15,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from inspect import signature
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import httpx2
 import pytest
+from typer.main import get_group
 
 from dovetail.cli.app import app
 
@@ -404,14 +404,14 @@ def test_a_doctor_finds_a_server_that_is_away(command: Command) -> None:
 
 @pytest.mark.parametrize("group", ["runs", "workflows", "limits", None])
 def test_every_command_about_runs_takes_a_server(group: str | None) -> None:
-    found = {one.typer_instance.info.name: one.typer_instance for one in app.registered_groups}
-    commands = app.registered_commands if group is None else found[group].registered_commands
-    placed = {
-        one.callback.__name__.strip("_")
-        for one in commands
-        if one.callback and {"server", "token"} <= set(signature(one.callback).parameters)
+    known: Any = get_group(app).commands
+    commands = known if group is None else known[group].commands
+    on_target = {
+        name
+        for name in commands
+        if {"server", "token"} <= {option.name for option in commands[name].params}
     }
     if group is None:
-        assert placed == {"trigger", "batch", "validate", "doctor", "handlers"}
+        assert on_target == {"trigger", "batch", "validate", "doctor", "handlers"}
     else:
-        assert len(placed) == len(commands)
+        assert on_target == set(commands)

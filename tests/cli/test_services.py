@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from dovetail.cli.commands import worker as worker_command
-from dovetail.cli.services import beside, fast_loop
+from dovetail.cli import services as cli_services
+from dovetail.cli.services import fast_loop, running_service
 from dovetail.config import Settings, load_settings
 from dovetail.core.dag import build_graph
 from dovetail.core.definition.model import Workflow
@@ -237,7 +237,7 @@ async def test_of_loops_side_by_side_the_first_error_is_the_one_that_is_told() -
             await asked.wait()
 
     with pytest.raises(StoreError, match="gone"):
-        async with beside(service) as working:
+        async with running_service(service) as working:
             await asyncio.wait([working])
 
 
@@ -258,9 +258,9 @@ async def test_a_worker_that_lost_its_redis_for_long_begins_anew(
         yield SimpleNamespace(crashed=crashed, holding=list)
 
     monkeypatch.setattr(distributed, "working", working)
-    monkeypatch.setattr(worker_command, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(cli_services, "RESTART_SECONDS", 0.01)
     settings = load_settings(environ={}, redis_url="redis://somewhere")
-    await worker_command.working_on(settings, builtin_registry(settings))(asked)
+    await cli_services.worker_service(settings, builtin_registry(settings))(asked)
     assert len(begun) == 2
     assert "Redis did not come back; beginning anew" in caplog.text
 

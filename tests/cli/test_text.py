@@ -27,7 +27,7 @@ from dovetail.cli.text import (
     printable,
     table,
 )
-from dovetail.documents.commands.process import HEAD, document_row
+from dovetail.documents.commands.reviews import HEAD, document_row
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ NEVER_ONE = {
     "{active} runs",
     "{crashes} attempts",
     "{MOST_READINGS} processes",
-    "{who} runs and",
+    "{subject} runs and",
     "{documents:,} documents",
     "{count:,} messages wait",
 }

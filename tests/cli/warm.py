@@ -82,6 +82,7 @@ def load() -> None:
     for module in pkgutil.walk_packages(package.__path__, "dovetail.cli."):
         import_module(module.name)
     for name in (
+        "dovetail.client.arguments",
         "dovetail.wiring.embedded",
         "dovetail.handlers.builtin",
         "dovetail.engine.commands",

@@ -19,10 +19,11 @@ import pytest
 import redis
 from celery import Celery, _state
 from celery.backends.base import DisabledBackend
+from celery.exceptions import TimeLimitExceeded
 
 from dovetail import Dovetail
 from dovetail.celery import DagRefused, dag_registry, run_dag
-from dovetail.documents import PIPELINE
+from dovetail.documents import PIPELINE, statistics
 from dovetail.documents.reviews import open_reviews
 from dovetail.documents.tasks import _send, batch_process_task, process_document_task
 
@@ -311,6 +312,23 @@ def test_one_that_takes_too_long_is_a_failed_document(
     assert (told["status"], told["error"]["type"]) == ("FAILED", "timeout")
     (measured,) = open_reviews(tmp_path / "out").measurements()
     assert (measured.document_id, measured.status) == ("d1", "failed")
+
+
+def test_one_that_the_hard_time_limit_kills_alone_is_a_failed_document(
+    team: Team, llm: LlmStub, tmp_path: Path
+) -> None:
+    (document, *_) = documents_in(tmp_path / "in")
+    out = tmp_path / "out"
+    llm.behave(faults=[Fault("hangs")])
+    sent = process_document_task.apply_async(
+        (*document.values(), str(out)), soft_time_limit=4, time_limit=5
+    )
+    wait_for(lambda: llm.calls(), "it to hang")
+    os.kill(sent.info["pid"], signal.SIGSTOP)  # so that the soft limit does not end it first
+    assert isinstance(sent.get(timeout=PATIENCE, propagate=False), TimeLimitExceeded)
+    wait_for(lambda: open_reviews(out).measurements()[0].status == "failed", "its end")
+    counted = statistics.of(open_reviews(out).measurements())
+    assert (counted.documents, counted.failed, counted.unfinished) == (1, 1, 0)
 
 
 def test_the_limits_are_those_of_every_dag_in_a_task() -> None:

@@ -23,7 +23,7 @@ from dovetail.api.app import create_app
 from dovetail.api.operations import ThisProcess
 from dovetail.api.service import ApiService
 from dovetail.cli.app import app
-from dovetail.cli.failures import guarded
+from dovetail.cli.failures import exit_code_of
 from dovetail.core.errors import BrokenRun, StoreError
 from dovetail.core.states import RunStatus
 from dovetail.engine.commands import Commands
@@ -77,7 +77,7 @@ def call(
     monkeypatch.setenv("DOVETAIL_DB_SYNC", "normal")
 
     def run(*args: str) -> tuple[int, str, str]:
-        code = guarded(lambda: DOVETAIL.main(list(args), "dovetail"))
+        code = exit_code_of(lambda: DOVETAIL.main(list(args), "dovetail"))
         said = capfd.readouterr()
         for told in said:
             assert "Traceback" not in told, (args, told)

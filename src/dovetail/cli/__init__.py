@@ -10,13 +10,13 @@ from __future__ import annotations
 def main() -> None:
     """The `dovetail` command."""
     from dovetail.cli import output as streams
-    from dovetail.cli.failures import guarded
+    from dovetail.cli.failures import exit_code_of
 
-    streams.prepare()
+    streams.prepare_streams()
 
     def command() -> None:
         from dovetail.cli.app import app
 
         app()
 
-    raise SystemExit(guarded(command))
+    raise SystemExit(exit_code_of(command))

@@ -1,18 +1,9 @@
-"""The items of a batch: a file with one JSON object per line, read twice, never held whole.
+"""A batch of a command line, from its items (one JSON object per line) to its exit code.
 
-The first reading checks every line, so that nothing is made of a file with a slip in it; the
-second gives the params one by one. What it must not know: what becomes of them.
-
-A batch from its items to its exit code: so many runs in flight, however many lines there are.
-
-It can be killed at any moment and started again with the same command line: what is there is
-not made again, what nobody drives any more is taken over, the rest is made. What it must not
-know: how lines are read, or how progress looks.
-
-A batch on a server: sent there whole, and followed by its counts.
-
-Its runs go on whoever looks on; the same command line again finds the batch by its key. What it
-must not know: how lines are read, or how progress looks.
+The file is read twice and never held whole: first every line is checked, so that a file with an
+error makes no run; then the params are read one by one. The process can be killed at any moment:
+the same command line again takes over what no process drives, and makes only the missing runs. On a
+server the batch is sent whole, and the process follows its counts.
 """
 
 from __future__ import annotations
@@ -30,21 +21,21 @@ from typing import Any, NamedTuple
 from dovetail.cli import output as streams
 from dovetail.cli.failures import FAILED, InvalidInput
 from dovetail.cli.files import STDIN, opened
-from dovetail.cli.interruptible import Ask, Stopping, perform
+from dovetail.cli.interruptible import Stopping, StopRequest, run_interruptible
 from dovetail.cli.output import Write, json_bytes
 from dovetail.cli.run_pool import (
-    MOST_SHARED,
+    MAX_SHARED_RUNS,
     RUNS_PER_SLOT,
     BatchCounts,
-    Lanes,
     ProgressLine,
+    RunPool,
+    cancel_from_thread,
     progress_of,
     tick,
 )
-from dovetail.cli.summary import command, error_words, status_piece, typed_again
-from dovetail.cli.target import driving, is_shared, looking
+from dovetail.cli.summary import SHORT_ID, command, error_words, status_piece, typed_again
+from dovetail.cli.target import is_shared, open_engine, open_reader
 from dovetail.cli.text import Line, clip, counted, duration, plain, table
-from dovetail.cli.waiting import SHORT_ID, cancelled_from_outside
 from dovetail.config import Settings
 from dovetail.core.definition.params import check_params
 from dovetail.core.definition.source import read_text
@@ -54,14 +45,14 @@ from dovetail.core.states import FINAL, RunStatus
 from dovetail.engine.api import EngineApi
 from dovetail.handlers.registry import Registry
 
-MOST_PROBLEMS = 20
-"""So many bad lines are told; the others are counted."""
-_MARK = b"\xef\xbb\xbf"  # that some editors put at the start of a file
+MAX_PROBLEMS = 20
+"""So many bad lines are printed; the others are counted."""
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LONGEST_SHOWN = 60
 
 
 class Item(NamedTuple):
-    place: int
+    number: int
     """In the batch: empty lines do not count."""
     line: int
     params: dict[str, Any]
@@ -92,14 +83,14 @@ class Items:
         self._path = path
         self._schema = schema
         self._limits = limits
-        # Before it is opened: opening a pipe waits for whoever writes to it.
+        # Before it is opened: opening a pipe waits for its writer.
         if Path(path).exists() and not (Path(path).is_file() or Path(path).is_dir()):
             raise InvalidInput(f"{path} is no regular file; items are read twice")
         with opened(path):
             pass  # it is there, and may be read
 
-    def survey(self, on_line: Callable[[int], None] = lambda line: None) -> ItemsSummary:
-        """Check every line; `on_line` hears of each."""
+    def check_all(self, on_line: Callable[[int], None] = lambda line: None) -> ItemsSummary:
+        """Check every line; `on_line` is called for each."""
         found = ItemsSummary()
         digest = sha256()
         for number, raw in self._lines():
@@ -109,19 +100,19 @@ class Items:
                 continue
             found.count += 1
             problems, warnings = self._problems(raw)
-            room = MOST_PROBLEMS - len(found.warnings)
+            room = MAX_PROBLEMS - len(found.warnings)
             found.warnings += [f"{self.name}:{number}: {w}" for w in warnings[:room]]
             found.more_warnings += max(0, len(warnings) - room)
             if problems:
                 found.bad_lines += 1
-                room = MOST_PROBLEMS - len(found.problems)
+                room = MAX_PROBLEMS - len(found.problems)
                 found.problems += [f"{self.name}:{number}: {p}" for p in problems[:room]]
         found.digest = digest.hexdigest()
         return found
 
     def __iter__(self) -> Iterator[Item]:
-        """Raises `InvalidInput` where the file is not what was surveyed any more."""
-        place = 0
+        """Raises `InvalidInput` if the file was changed since it was checked."""
+        position = 0
         for number, raw in self._lines():
             if not raw.strip():
                 continue
@@ -131,8 +122,8 @@ class Items:
                 params = None
             if not isinstance(params, dict):
                 raise InvalidInput(f"{self.name}:{number}: was changed while the batch ran")
-            yield Item(place, number, params)
-            place += 1
+            yield Item(position, number, params)
+            position += 1
 
     def _lines(self) -> Iterator[tuple[int, bytes]]:
         most = self._limits.max_body_bytes
@@ -146,10 +137,10 @@ class Items:
                         f"{self.name}:{number}: has more than {most:,} bytes, "
                         "which is all that is allowed in a line"
                     )
-                yield number, raw.removeprefix(_MARK) if number == 1 else raw
+                yield number, raw.removeprefix(_BYTE_ORDER_MARK) if number == 1 else raw
 
     def _data(self, raw: bytes) -> Any:
-        """As strictly as params are read from a file, or by a server from a request."""
+        """As strictly as params from a file or a request are read."""
         most, depth = self._limits.max_body_bytes, self._limits.max_depth
         return read_text(raw, format="json", max_bytes=most, max_depth=depth).data
 
@@ -174,16 +165,16 @@ def _shown(raw: bytes) -> str:
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
 
 
-MOST_FAILURES = 10
+MAX_FAILURES = 10
 RETRY = "--retry-failed"
-MOST_RESULTS = 10_000
+MAX_RESULTS = 10_000
 """Runs of a batch in a document, so that it fits into memory; `next_cursor` has the rest."""
 _PAGE = 1000
-_AT_ONCE = 50
-_TURN = 500
-"""After so many items that need no waiting, everything else gets its turn."""
+_VIEWS_AT_ONCE = 50
+_ITEMS_PER_TURN = 500
+"""After so many items that need no waiting, the event loop runs other tasks."""
 
-# What an earlier process has left of an item, in one byte: there may be millions.
+# What an earlier process made of an item, in one byte: there may be millions.
 _ABSENT, _UNFINISHED = 0, 1
 _ENDED = {status.value: code for code, status in enumerate(sorted(FINAL), 2)}
 _STATUS = {code: status for status, code in _ENDED.items()}
@@ -196,13 +187,15 @@ class ItemFailure(NamedTuple):
 
 
 class BatchSession:
+    """Makes the runs of a batch and drives them here, or leaves them to services on Redis."""
+
     def __init__(
         self,
         settings: Settings,
         registry: Registry,
         checked: Checked,
         items: Items,
-        survey: ItemsSummary,
+        summary: ItemsSummary,
         key: str,
         write: Write | None,
         *,
@@ -212,55 +205,55 @@ class BatchSession:
         self._registry = registry
         self._checked = checked
         self._items = items
-        self._survey = survey
+        self._summary = summary
         self._key = key
         self._write = write
         self._retry_failed = retry_failed
         self._shared = is_shared(settings)
-        self._tally = BatchCounts(survey.count)
+        self._tally = BatchCounts(summary.count)
         self._batch_id = ""
-        self._known = bytearray(survey.count)
-        self._lanes: Lanes | None = None
+        self._known = bytearray(summary.count)
+        self._pool: RunPool | None = None
         self._failures: list[ItemFailure] = []
 
     def run(self) -> int:
-        return perform(self._perform, self._give_up, self._settings.drain_seconds)
+        return run_interruptible(self._run, self._give_up, self._settings.drain_seconds)
 
-    async def _perform(self, stopping: Stopping) -> int:
-        async with driving(self._settings, self._registry) as commands:
+    async def _run(self, stopping: Stopping) -> int:
+        async with open_engine(self._settings, self._registry) as commands:
             opened = await self._open(commands)
             self._batch_id = opened["batch_id"]
             if not opened["created"]:
-                await self._look_back(commands)
+                await self._read_earlier(commands)
             self._say_begin()
             progress = progress_of(self._tally) if self._write is None else None
             await self._drive(commands, stopping, progress)
-        told = list(self._ending(stopping.asked))
+        lines = list(self._ending(stopping.asked))
         if self._write is not None:
-            async with looking(self._settings) as commands:
+            async with open_reader(self._settings) as commands:
                 self._write(json_bytes(await self._document(commands)))
             if stopping.asked is not None:
-                streams.complain(told[-1])  # how to go on, which the document does not say
+                streams.complain(lines[-1])  # how to continue, which is not in the document
         else:
-            for line in told:
+            for line in lines:
                 streams.say(line)
-        if stopping.asked is not None and self._tally.done < self._survey.count:
+        if stopping.asked is not None and self._tally.done < self._summary.count:
             return stopping.asked.value
         completed = self._tally.counts[RunStatus.COMPLETED.value]
-        return 0 if completed == self._survey.count else FAILED
+        return 0 if completed == self._summary.count else FAILED
 
     async def _document(self, commands: EngineApi) -> dict[str, Any]:
         """The batch with its runs, each with its result or what failed."""
         batch = await commands.get_batch(self._batch_id, limit=_PAGE)
-        while batch["next_cursor"] is not None and len(batch["runs"]) < MOST_RESULTS:
+        while batch["next_cursor"] is not None and len(batch["runs"]) < MAX_RESULTS:
             cursor = batch["next_cursor"]
             page = await commands.get_batch(
                 self._batch_id, limit=_PAGE, cursor=cursor, counts=False
             )
             batch["runs"] += page["runs"]
             batch["next_cursor"] = page["next_cursor"]
-        for at in range(0, len(batch["runs"]), _AT_ONCE):
-            some = batch["runs"][at : at + _AT_ONCE]
+        for at in range(0, len(batch["runs"]), _VIEWS_AT_ONCE):
+            some = batch["runs"][at : at + _VIEWS_AT_ONCE]
             views = (commands.get_run(run["run_id"], nodes=False) for run in some)
             for run, view in zip(some, await asyncio.gather(*views), strict=True):
                 run |= {"result": view["result"], "error": view["error"]}
@@ -269,14 +262,14 @@ class BatchSession:
     async def _open(self, commands: EngineApi) -> dict[str, Any]:
         return await commands.open_batch(
             self._checked,
-            self._survey.count,
+            self._summary.count,
             idempotency_key=self._key,
-            items=self._survey.digest,
+            items=self._summary.digest,
         )
 
-    async def _look_back(self, commands: EngineApi) -> None:
-        """What an earlier process has made of this batch."""
-        # A run may be FAILED and yet not finished: a node of it ran on when its process died.
+    async def _read_earlier(self, commands: EngineApi) -> None:
+        """Read what an earlier process made of this batch."""
+        # A run may be FAILED and not finished: a node of it still ran when its process died.
         orphans = set(await commands.orphans())
         cursor: str | None = None
         while True:
@@ -297,50 +290,50 @@ class BatchSession:
     ) -> None:
         items = iter(self._items)
         window = RUNS_PER_SLOT * self._settings.concurrency
-        window = min(self._survey.count, MOST_SHARED if self._shared else window)
-        self._lanes = lanes = Lanes(commands, stopping)
-        made = [self._lane(commands, lanes, items, stopping) for _ in range(window)]
-        await lanes.drive(made, progress)
+        window = min(self._summary.count, MAX_SHARED_RUNS if self._shared else window)
+        self._pool = pool = RunPool(commands, stopping)
+        slots = [self._slot(commands, pool, items, stopping) for _ in range(window)]
+        await pool.drive(slots, progress)
 
-    async def _lane(
-        self, commands: EngineApi, lanes: Lanes, items: Iterator[Item], stopping: Stopping
+    async def _slot(
+        self, commands: EngineApi, pool: RunPool, items: Iterator[Item], stopping: Stopping
     ) -> None:
-        """One of the places in the window. All lanes take from the same items."""
+        """One slot of the pool. All slots take from the same items."""
         quick = 0
         for item in items:
             if stopping.asked is not None:
                 return
-            left = self._known[item.place]
+            left = self._known[item.number]
             if left in _STATUS and not self._wants_retry(_STATUS[left]):
                 self._tally.add(_STATUS[left], before=True)
-                if (quick := quick + 1) % _TURN == 0:
+                if (quick := quick + 1) % _ITEMS_PER_TURN == 0:
                     await asyncio.sleep(0)
                 if left != _ENDED[RunStatus.COMPLETED] and self._has_room():
-                    await self._remember(commands, item)
+                    await self._add_earlier_failure(commands, item)
                 continue
-            await self._see(commands, lanes, item, left)
+            await self._follow_item(commands, pool, item, left)
 
     def _wants_retry(self, status: str) -> bool:
         return self._retry_failed and status != RunStatus.COMPLETED
 
     def _has_room(self) -> bool:
-        return len(self._failures) < MOST_FAILURES
+        return len(self._failures) < MAX_FAILURES
 
-    async def _see(self, commands: EngineApi, lanes: Lanes, item: Item, left: int) -> None:
-        place = (self._batch_id, item.place)
+    async def _follow_item(self, commands: EngineApi, pool: RunPool, item: Item, left: int) -> None:
+        place = (self._batch_id, item.number)
         accepted = await commands.trigger(self._checked, item.params, place=place)
         if left in _STATUS:
             with suppress(Conflict):  # another process retries the same batch
                 await commands.retry_run(accepted.run_id)
-        run = await lanes.see(accepted.run_id, just_made=accepted.created, nodes=False)
+        run = await pool.follow(accepted.run_id, just_made=accepted.created, nodes=False)
         if run is not None:
             self._tally.add(run["status"])
             if run["status"] != RunStatus.COMPLETED and self._has_room():
                 self._failures.append(ItemFailure(item.line, run["run_id"], _why(run)))
 
-    async def _remember(self, commands: EngineApi, item: Item) -> None:
-        """A failure of an earlier process: there already, so this only looks it up."""
-        place = (self._batch_id, item.place)
+    async def _add_earlier_failure(self, commands: EngineApi, item: Item) -> None:
+        """A failure of an earlier process; the trigger only finds the run."""
+        place = (self._batch_id, item.number)
         accepted = await commands.trigger(self._checked, item.params, place=place)
         run = await commands.get_run(accepted.run_id, nodes=False)
         self._failures.append(ItemFailure(item.line, run["run_id"], _why(run)))
@@ -351,23 +344,23 @@ class BatchSession:
         if self._write is None:
             assert self._checked.workflow is not None  # noqa: S101
             name = plain(self._checked.workflow.name)
-            runs = counted(self._survey.count, "run")
+            runs = counted(self._summary.count, "run")
             ended = sum(code in _STATUS for code in self._known)
             before = f", {ended:,} had ended before" if ended else ""
             streams.say(f"RUNNING batch {self._batch_id[:SHORT_ID]} {name}, {runs}{before}")
             sys.stdout.flush()
 
-    def _ending(self, asked: Ask | None) -> Iterator[Line]:
+    def _ending(self, asked: StopRequest | None) -> Iterator[Line]:
         tally = self._tally
-        left = self._survey.count - tally.done
+        left = self._summary.count - tally.done
         bad = tally.done - tally.counts[RunStatus.COMPLETED.value]
-        told = tally.summary() + (f", {left:,} left" if left else "")
+        words = tally.summary() + (f", {left:,} left" if left else "")
         status = "COMPLETED" if not (bad or left) else "FAILED"
         if left:
-            goes_on = asked is Ask.HAND_BACK or self._shared
+            goes_on = asked is StopRequest.HAND_BACK or self._shared
             status = "RUNNING" if goes_on else "CANCELLED"
         short = self._batch_id[:SHORT_ID]
-        yield [status_piece(status), (f" batch {short} in {duration(tally.passed)}: {told}", "")]
+        yield [status_piece(status), (f" batch {short} in {duration(tally.passed)}: {words}", "")]
         rows: list[Line] = [
             [
                 (f"  {self._items.name}:{failure.line}", ""),
@@ -383,7 +376,7 @@ class BatchSession:
         if left and self._shared:
             again = "what was made goes on without this view; make the rest with:  "
             yield [(again, "dim"), (typed_again(), "bold")]
-        elif asked is Ask.HAND_BACK and left:
+        elif asked is StopRequest.HAND_BACK and left:
             yield [("handed back; go on with:  ", "dim"), (typed_again(), "bold")]
         elif left:
             yield [("go on with:  ", "dim"), (typed_again(RETRY), "bold")]
@@ -391,11 +384,11 @@ class BatchSession:
             again = f"      reruns {bad:,}, reuses {tally.done - bad:,}"
             yield [("fix it, then:  ", "dim"), (typed_again(RETRY), "bold"), (again, "dim")]
 
-    def _give_up(self, asked: Ask) -> None:
+    def _give_up(self, asked: StopRequest) -> None:
         """In another thread, because this one is stuck."""
         cancels = asked.cancels and not self._shared
-        flying = [] if self._lanes is None else list(self._lanes.flying)
-        if cancels and cancelled_from_outside(self._settings, flying):
+        in_flight = [] if self._pool is None else list(self._pool.in_flight)
+        if cancels and cancel_from_thread(self._settings, in_flight):
             words = "CANCELLED, without waiting for what still runs; go on with:  "
             words += typed_again(RETRY)
         else:
@@ -403,12 +396,14 @@ class BatchSession:
         os.write(2, words.encode() + b"\n")
 
 
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 _RUNS_PAGE = 1000
 _BAD = (RunStatus.FAILED.value, RunStatus.CANCELLED.value)
 
 
-class SentBatch(BatchSession):
+class ServerBatch(BatchSession):
+    """A batch that a server makes and drives; this process only follows it."""
+
     async def _open(self, commands: EngineApi) -> dict[str, Any]:
         items = [item.params for item in self._items]
         try:
@@ -422,7 +417,7 @@ class SentBatch(BatchSession):
     async def _drive(
         self, commands: EngineApi, stopping: Stopping, progress: ProgressLine | None
     ) -> None:
-        if self._retry_failed and await self._went_badly(commands):
+        if self._retry_failed and await self._has_failures(commands):
             await commands.retry_batch(self._batch_id)
         following = asyncio.create_task(self._follow(commands))
         asked = asyncio.create_task(stopping.wait())
@@ -442,27 +437,27 @@ class SentBatch(BatchSession):
             if progress is not None:
                 progress.end()
 
-    async def _went_badly(self, commands: EngineApi) -> bool:
+    async def _has_failures(self, commands: EngineApi) -> bool:
         counts = (await commands.get_batch(self._batch_id, limit=1))["counts"]
         return any(counts.get(status) for status in _BAD)
 
     async def _follow(self, commands: EngineApi) -> None:
-        """Returns when every run of it has finished."""
+        """Until every run has finished."""
         while True:
             batch = await commands.get_batch(self._batch_id, limit=1)
             for status in FINAL:
                 self._tally.counts[status.value] = batch["counts"].get(status.value, 0)
             if batch["finished_at"] is not None:
                 return
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
 
     async def _find_failures(self, commands: EngineApi) -> None:
-        """The first runs that went wrong, each with the line of its item."""
+        """The first runs that did not complete, each with the line of its item."""
         if not any(self._tally.counts[status] for status in _BAD):
             return
         cursor: str | None = None
         bad: dict[int, str] = {}
-        while len(bad) < MOST_FAILURES:
+        while len(bad) < MAX_FAILURES:
             page = await commands.get_batch(
                 self._batch_id, limit=_RUNS_PAGE, cursor=cursor, counts=False
             )
@@ -471,8 +466,8 @@ class SentBatch(BatchSession):
             if cursor is None:
                 break
         for item in self._items:
-            if item.place in bad and self._has_room():
-                run = await commands.get_run(bad[item.place], nodes=False)
+            if item.number in bad and self._has_room():
+                run = await commands.get_run(bad[item.number], nodes=False)
                 self._failures.append(ItemFailure(item.line, run["run_id"], _why(run)))
 
 

@@ -1,30 +1,39 @@
-"""A run as its events tell it: one row per node, kept up to date at a cost of O(1) per event.
+"""The nodes of a run as rows, kept up to date by its events, and as lines of a log.
 
-Only a retry, which opens the run anew, looks at every row.
-
-Every view of a run that goes on reads a board, whatever store the events come from. What it
-must not know: the rules (it believes the events) and how a row looks.
-
-How one node of a run reads, in a line that stands as well in a log as in the live view.
-
-What it must not know: whether it is printed once or painted ten times a second.
+An event costs O(1); only a retry, which opens the run again, reads every row.
 """
 
 from __future__ import annotations
 
 import re
+import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dovetail.cli.text import Line, Piece, clip, countdown, counted, duration, pad, plain
-from dovetail.core.dag import Edges, children_of, descendants
+from dovetail.cli.output import say
+from dovetail.cli.text import (
+    Line,
+    Piece,
+    clip,
+    countdown,
+    counted,
+    duration,
+    listed,
+    pad,
+    plain,
+    seconds,
+)
 from dovetail.core.states import FINISHED, NodeStatus, Reason, RunStatus
-from dovetail.engine.views import NodeWait, RunSnapshot, seconds
+
+if TYPE_CHECKING:
+    from dovetail.core.dag import Edges
+    from dovetail.engine.views import NodeWait, RunSnapshot
 
 
 class NodeRow:
-    """One node, as far as the events have told of it."""
+    """One node, as its events describe it."""
 
     __slots__ = (
         "attempt",
@@ -47,7 +56,7 @@ class NodeRow:
         self.forget()
 
     def forget(self) -> None:
-        """As if nothing had been told of it."""
+        """Back to the state before its first event."""
         self.status = NodeStatus.PENDING
         self.attempt = 0
         self.started: float | None = None
@@ -71,7 +80,7 @@ class NodeRow:
 
 class Board:
     def __init__(self, node_ids: Sequence[str], children: Edges = ()) -> None:
-        """`children`, by place, is what a retry from one node needs to know."""
+        """`children` by index are for a retry from one node."""
         self.rows = [NodeRow(node_id) for node_id in node_ids]
         self._by_id = {row.id: row for row in self.rows}
         self._children = children
@@ -85,6 +94,8 @@ class Board:
     @classmethod
     def before(cls, nodes: Sequence[Mapping[str, Any]]) -> Board:
         """Of a run with these nodes before its first event."""
+        from dovetail.core.dag import children_of
+
         index = {node["id"]: n for n, node in enumerate(nodes)}
         parents = [[index[parent] for parent in node["dependencies"]] for node in nodes]
         return cls(list(index), children_of(parents))
@@ -107,7 +118,7 @@ class Board:
         return sum(self.counts[status] for status in FINISHED)
 
     def apply(self, event: Mapping[str, Any]) -> NodeRow | None:
-        """Take an event in; returns the row of its node if that changed."""
+        """Apply an event; returns the row of its node if the event changed it."""
         if "node" not in event:
             self.status = _RUN_STATUS.get(event["type"], self.status)
             if event["type"] == "run.retried":
@@ -127,13 +138,15 @@ class Board:
         return row
 
     def _reopen(self, from_node: str | None) -> None:
-        """A retry: what neither completed nor still runs waits again, and all below `from_node`."""
+        """A retry: nodes that neither completed nor run wait again, and all below `from_node`."""
+        from dovetail.core.dag import descendants
+
         again = {row.id for row in self.rows if row.status not in _KEPT_BY_A_RETRY}
         if from_node is not None:
             again.add(from_node)
             if self._children:
-                place = next(n for n, row in enumerate(self.rows) if row.id == from_node)
-                again.update(self.rows[n].id for n in descendants(self._children, place))
+                index = next(n for n, row in enumerate(self.rows) if row.id == from_node)
+                again.update(self.rows[n].id for n in descendants(self._children, index))
         for name in again:
             row = self._by_id[name]
             self.counts[row.status] -= 1
@@ -266,7 +279,7 @@ def row_line(row: NodeRow, ids: int, now: float, *, bar: bool = False) -> Line:
     """The line of a row. With `bar`, progress is drawn, as in the live view."""
     sign = _SIGNS[row.status]
     if row.status is NodeStatus.FAILED and not row.failed:
-        sign = _SIGNS[NodeStatus.SKIPPED]  # it never ran: the one that did is the cause
+        sign = _SIGNS[NodeStatus.SKIPPED]  # it never ran: a dependency is the cause
     name = pad(clip(row.id, ids), ids)
     if row.status in (NodeStatus.COMPLETED, NodeStatus.RUNNING) or row.failed:
         return [sign, (f" {name}  ", "bold" if row.failed else ""), *_ran(row, now, bar)]
@@ -301,7 +314,7 @@ def _progress(row: NodeRow, fraction: float, bar: bool) -> Line:
 
 
 def not_run(row: NodeRow, now: float, *, live: bool = False) -> str:
-    """Why it does not run: yet, or at all. What is painted over and over is `live`."""
+    """Why it does not run: yet, or at all. `live` is for lines that are repainted."""
     if row.status is NodeStatus.PENDING:
         return ""
     if row.status is NodeStatus.QUEUED:
@@ -321,7 +334,7 @@ def _waiting(row: NodeRow, now: float, live: bool) -> str:
 
 
 def ending(row: NodeRow) -> str:
-    """How a node that was not run to its end ended."""
+    """How a node ended that did not run to its end."""
     if row.status is NodeStatus.CANCELLED:
         why = ": the run failed" if row.reason == Reason.RUN_FAILED else ""
         return f"cancelled{why}"
@@ -331,3 +344,76 @@ def ending(row: NodeRow) -> str:
     if row.reason == Reason.CONDITION_FALSE:
         return f"{verb}: its condition is false"
     return f"{verb}: all it depends on was skipped"
+
+
+QUIET_SECONDS = 30.0
+"""After so long without a line it prints which nodes run."""
+PROGRESS_SECONDS = 5.0
+"""A node's progress is printed at most this often."""
+MIN_PARKED_SECONDS = 1.0
+"""Shorter waits for a rate limit are not printed."""
+MAX_SAME_ENDING = 5
+"""So many nodes that did not run for the same reason are named; the others are counted."""
+
+
+class PlainView:
+    """A run as lines of a log, for pipes, files and CI: ends, retries, and a sign of life.
+
+    Starts are not printed, because the end of a node implies them.
+    """
+
+    refresh_seconds = 1.0
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._ids = id_width(board.rows)
+        self._printed_at = time.monotonic()
+        self._progress_at: dict[str, float] = {}
+        self._endings: Counter[str] = Counter()
+
+    def begin(self, workflow: str, run_id: str, passed: float = 0.0) -> None:
+        nodes = counted(len(self._board.rows), "node")
+        done = self._board.counts[NodeStatus.COMPLETED]
+        before = f", {done:,} completed before" if done else ""
+        self._say(f"RUNNING {run_id[:6]} {workflow}, {nodes}{before}")
+
+    def show(self, event: Mapping[str, Any]) -> None:
+        row = self._board.apply(event)
+        if event["type"] == "run.retried":
+            self._endings.clear()
+            nodes = counted(self._board.counts[NodeStatus.PENDING], "node")
+            self._say(f"retried: {nodes} to run")
+        elif row is not None and self._is_news(row, event):
+            self._say(row_line(row, self._ids, seconds(event["time"])))
+
+    def refresh(self) -> None:
+        if time.monotonic() - self._printed_at >= QUIET_SECONDS and self._board.running:
+            names = [clip(name, LONGEST_ID) for name in self._board.running]
+            self._say(f"● still running: {listed(names, 5)}")
+
+    def end(self) -> None:
+        for reason, count in self._endings.items():
+            if count > MAX_SAME_ENDING:
+                self._say(f"– and {count - MAX_SAME_ENDING:,} more {reason}")
+
+    def _is_news(self, row: NodeRow, event: Mapping[str, Any]) -> bool:
+        if event["type"] == "node.progress":
+            now = seconds(event["time"])
+            last = self._progress_at.get(row.id, row.started or now)
+            if now - last < PROGRESS_SECONDS:
+                return False
+            self._progress_at[row.id] = now
+            return True
+        if event["type"] == "node.parked":
+            wait = 0.0 if row.until is None else row.until - seconds(event["time"])
+            return wait >= MIN_PARKED_SECONDS
+        if row.status in FINISHED and not (row.failed or row.status is NodeStatus.COMPLETED):
+            reason = ending(row)
+            self._endings[reason] += 1
+            return self._endings[reason] <= MAX_SAME_ENDING
+        return row.status in FINISHED or event["type"] == "node.retrying"
+
+    def _say(self, line: Line | str) -> None:
+        self._printed_at = time.monotonic()
+        say(line)
+        sys.stdout.flush()  # a reader of the log sees each line at once

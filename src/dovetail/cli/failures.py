@@ -1,7 +1,6 @@
-"""What ends a command before its time: one line for a person, one exit code for a script.
+"""How a command fails: one line on stderr for people, one exit code for scripts.
 
-No traceback ever reaches a user who did not ask for one. What it must not know: what any
-command does.
+A traceback is shown only with DOVETAIL_DEBUG.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from dovetail.core.errors import DovetailError
 
 FAILED, INVALID, INTERRUPTED = 1, 2, 130
 
-# Errors of this kind say that what was given cannot work; all others, that it did not.
+# Errors of these types mean invalid input; all others mean that the work failed.
 _INVALID_TYPES = frozenset(
     {
         *("handler_error", "invalid_definition", "invalid_input", "invalid_params"),
@@ -31,8 +30,8 @@ class InvalidInput(DovetailError):
     type = "invalid_input"
 
 
-def guarded(command: Callable[[], object]) -> int:
-    """Run a command; whatever it raises becomes an exit code, and a line on stderr."""
+def exit_code_of(command: Callable[[], object]) -> int:
+    """Run a command; an exception becomes an exit code and a line on stderr."""
     code = 0
     try:
         try:
@@ -44,40 +43,40 @@ def guarded(command: Callable[[], object]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        streams.nobody_reads()
+        streams.discard_output()
         return FAILED
     except OSError as error:  # a full disk, most of all
         if os.environ.get("DOVETAIL_DEBUG"):
             raise
-        streams.nobody_reads()
+        streams.discard_output()
         what = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
-        say_if_possible(what or str(error))
+        try_print_error(what or str(error))
         return FAILED
     except DovetailError as error:
-        return tell(error)
+        return report_error(error)
     except Exception as error:
         if os.environ.get("DOVETAIL_DEBUG"):
             raise
-        say_error(f"unexpected {type(error).__name__}: {error}")
+        print_error(f"unexpected {type(error).__name__}: {error}")
         streams.complain("this is a bug in dovetail; DOVETAIL_DEBUG=1 shows where it happened")
         return FAILED
     return code
 
 
-def tell(error: DovetailError) -> int:
-    """Say it in one line; the code to exit with."""
-    say_error(str(error))
+def report_error(error: DovetailError) -> int:
+    """Print it in one line; returns the exit code."""
+    print_error(str(error))
     return INVALID if error.type in _INVALID_TYPES else FAILED
 
 
-def say_if_possible(message: str) -> None:
-    """Where stdout could not be written: stderr may be the same file."""
+def try_print_error(message: str) -> None:
+    """Print an error if stderr can be written: it may be the same full disk as stdout."""
     try:
-        say_error(message)
+        print_error(message)
         sys.stderr.flush()
     except OSError:
-        streams.nobody_reads(2)
+        streams.discard_output(2)
 
 
-def say_error(message: str) -> None:
+def print_error(message: str) -> None:
     streams.complain([("error: ", "bold bad"), (plain(message), "")])

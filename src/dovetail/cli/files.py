@@ -1,23 +1,11 @@
-"""The report of a validation: each problem with its place, its line and a caret.
+"""The files of a command line: definitions and params, read within bounds, parsed and checked.
+
+A path may name anything, also a directory or an endless device; each gives one line of error. The
+report of a check has each problem with its position, its line and a caret:
 
     flow.yaml:12:20: missing_dependency there is no node 'fecth'; did you mean 'fetch'?
         dependencies: [fecth]
                        ^
-
-What it must not know: what makes a definition valid.
-
-Definitions and params as files: found, read within bounds, and parsed.
-
-A path may name anything, a directory or an endless device too; each is told in one line. What
-it must not know: what a workflow is.
-
-A definition's file, checked with the handlers that are known, and what is found put in lines.
-
-What it must not know: who else knows handlers, or what becomes of the definition.
-
-The params of a run as a command line gives them: a file, and over it `-p name=value`.
-
-What it must not know: what a param is for.
 """
 
 from __future__ import annotations
@@ -31,15 +19,16 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from dovetail.cli import output as streams
-from dovetail.cli.failures import INVALID, InvalidInput, say_error
+from dovetail.cli.failures import INVALID, InvalidInput, print_error
 from dovetail.cli.text import Line, cells, counted, plain
-from dovetail.core.definition.params import typed
-from dovetail.core.definition.source import Source, read_text
-from dovetail.core.definition.validation import Checked, DefinitionLimits, check
 from dovetail.core.errors import InvalidDefinition, InvalidParams, Problem
+
+if TYPE_CHECKING:
+    from dovetail.core.definition.source import Source
+    from dovetail.core.definition.validation import Checked, DefinitionLimits
 
 INDENT = "    "
 TAB = "    "
@@ -127,7 +116,7 @@ _LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 
 
 class File:
-    """One file as it was named, with its content."""
+    """One file as the command line names it, with its content."""
 
     def __init__(self, path: str, limits: DefinitionLimits) -> None:
         """Raises `InvalidInput` if it cannot be read at all."""
@@ -162,6 +151,8 @@ class File:
         return self._lines[number - 1] if 0 < number <= len(self._lines) else ""
 
     def _parse_as(self, form: str) -> Source:
+        from dovetail.core.definition.source import read_text
+
         return read_text(
             self._content,
             format="json" if form == "json" else "yaml",
@@ -183,7 +174,7 @@ def _read(path: str, most: int) -> bytes:
 
 @contextmanager
 def opened(path: str) -> Iterator[BinaryIO]:
-    """The file to read from. Whatever goes wrong with it is `InvalidInput`."""
+    """Open a file to read. Every error is an `InvalidInput`."""
     try:
         if stat.S_ISDIR(Path(path).stat().st_mode):
             raise InvalidInput(f"{path} is a directory; name a file in it")
@@ -211,6 +202,8 @@ def checked_file(
     file: File, limits: DefinitionLimits, known_handlers: Container[str] | None
 ) -> Checked:
     """Parse and check it; problems of the text itself are errors like all others."""
+    from dovetail.core.definition.validation import Checked, check
+
     try:
         return check(file.parse(), known_handlers, limits)
     except InvalidDefinition as error:
@@ -232,7 +225,10 @@ def read_params(
     path: str | None,
     limits: DefinitionLimits,
 ) -> dict[str, Any] | None:
-    """The params, each typed by the schema. None: the file is invalid, and that has been said."""
+    """The params, each typed by the schema. None: the file is invalid and its report is printed."""
+    from dovetail.core.definition.params import typed
+    from dovetail.core.definition.validation import Checked
+
     params: dict[str, Any] = {}
     if path is not None:
         file = File(path, limits)
@@ -253,16 +249,16 @@ def read_params(
     return params
 
 
-def tell_warnings(warnings: Sequence[Problem]) -> None:
-    """Each in its own line; the run is made all the same."""
+def print_warnings(warnings: Sequence[Problem]) -> None:
+    """Each in its own line; the run is made nevertheless."""
     for problem in warnings:
         line = f"{problem.path}: {problem.message}"
         streams.complain([("warning: ", "bold wait"), (plain(line), "")])
 
 
-def tell_violations(error: InvalidParams) -> int:
+def print_violations(error: InvalidParams) -> int:
     """Each violation of the schema in its own line; the code to exit with."""
     for problem in error.problems:
-        say_error(f"{problem.path}: {problem.message}")
+        print_error(f"{problem.path}: {problem.message}")
     streams.complain([("params are given as  -p name=value  or  --params FILE", "dim")])
     return INVALID

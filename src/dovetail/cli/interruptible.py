@@ -1,20 +1,10 @@
-"""Ctrl-C and SIGTERM while a command works: the first asks, the second and the clock insist.
+"""Runs the work of a command so that Ctrl-C, SIGTERM or a closed pipe ends it in time.
 
-The asking is the event loop's part. The insisting is a thread's, because a handler may block
-the loop, cling to its task or sit in a thread for an hour, and the prompt must be back in two
-seconds all the same. Who is terminated may first finish what runs: there the clock is slower.
-What it must not know: what a run is.
+The first signal asks the event loop to stop. A second one, or a timer, ends the process by force,
+in a thread: a handler may block the event loop, ignore its cancellation or sit in a thread for an
+hour. Ctrl-C ends the process within two seconds; SIGTERM first lets running nodes finish.
 
-The event loop of a command, and an end of the process that nothing can hold up.
-
-`asyncio.run` waits for every task and thread that is left, and so does Python at its exit; a
-handler that ran out of time may never let go of its own. What it must not know: what is run.
-
-Where a command works that a signal may stop: one event loop, two kinds of end.
-
-Every command that drives runs or follows them performs here, so that Ctrl-C, SIGTERM, a reader
-that goes away and a store that fails mean the same to all of them. What it must not know: what
-is performed.
+`asyncio.run` and Python's exit wait for every task and thread that is left; here they do not.
 """
 
 from __future__ import annotations
@@ -35,51 +25,51 @@ from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
 from dovetail.cli import output as streams
-from dovetail.cli.failures import FAILED, INTERRUPTED, say_if_possible, tell
+from dovetail.cli.failures import FAILED, INTERRUPTED, report_error, try_print_error
 from dovetail.core.errors import DovetailError, InvalidDefinition
 
 GRACE_SECONDS = 1.8
 """From Ctrl-C to the end of the process, whatever the handlers do."""
 
 
-class Ask(Enum):
-    """How a command that works may be asked to stop; the value is the code to exit with."""
+class StopRequest(Enum):
+    """How a working command is asked to stop; the value is its exit code."""
 
     CANCEL = INTERRUPTED
-    NOBODY_READS = FAILED
-    """The same, from whoever read the output and is gone."""
+    READER_GONE = FAILED
+    """The reader of the output is gone, or its disk is full."""
     HAND_BACK = 0
 
     @property
     def cancels(self) -> bool:
-        return self is not Ask.HAND_BACK
+        return self is not StopRequest.HAND_BACK
 
 
-_ASKED_BY = {signal.SIGINT: Ask.CANCEL, signal.SIGTERM: Ask.HAND_BACK}
+_ASKED_BY = {signal.SIGINT: StopRequest.CANCEL, signal.SIGTERM: StopRequest.HAND_BACK}
 
 
 class Interrupts:
-    """While it is entered, the first signal calls `on_first` in the event loop, once."""
+    """Within it, the first signal calls `on_first` in the event loop, once."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        on_first: Callable[[Ask], None],
-        on_last: Callable[[Ask], None],
+        on_first: Callable[[StopRequest], None],
+        on_last: Callable[[StopRequest], None],
         drain_seconds: float,
     ) -> None:
-        """`on_last` is called in another thread, right before the process is ended by force."""
+        """`on_last` is called in another thread, right before the process ends by force."""
         self._loop = loop
         self._on_first = on_first
         self._on_last = on_last
         self._patience = {
-            Ask.CANCEL: GRACE_SECONDS,
+            StopRequest.CANCEL: GRACE_SECONDS,
             # Twice: the engine gives handlers that outlive the drain a grace of its own.
-            Ask.HAND_BACK: drain_seconds + 2 * GRACE_SECONDS,
+            StopRequest.HAND_BACK: drain_seconds + 2 * GRACE_SECONDS,
         }
         self._earlier: dict[signal.Signals, Any] = {}
-        # Its `put` may interrupt itself, which is what a signal handler needs.
-        self._signals: SimpleQueue[Ask] = SimpleQueue()
+        # Its `put` is reentrant, which a signal handler needs.
+        self._signals: SimpleQueue[StopRequest] = SimpleQueue()
         self._asked = False
 
     def __enter__(self) -> Interrupts:
@@ -95,7 +85,7 @@ class Interrupts:
         trace: TracebackType | None,
     ) -> None:
         if self._asked:
-            return  # still ending: the thread and the handlers stay until the process is gone
+            return  # the thread and the signal handlers stay until the process has ended
         for number, handler in self._earlier.items():
             signal.signal(number, handler)
 
@@ -124,19 +114,19 @@ LAST_TASKS_SECONDS = 0.2
 IDLE_THREAD_SECONDS = 0.05
 HANDLER_THREADS = "dovetail-handler"
 EXIT_SECONDS = 5.0
-"""What handlers have registered with `atexit`, and threads that still run, get this long."""
+"""For `atexit` functions of handlers and for threads that still run."""
 
 
 class Process:
-    """Runs one coroutine, and then leaves."""
+    """Runs one coroutine in its own event loop, and then exits."""
 
     def __init__(self, new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
         self.loop = new_loop()
         asyncio.set_event_loop(self.loop)
-        # Ours, so that closing the loop need not wait for what `asyncio.to_thread` has begun.
+        # Not the default one: closing the loop would wait for every `asyncio.to_thread`.
         self._threads = ThreadPoolExecutor(thread_name_prefix=f"{HANDLER_THREADS}-pool")
         self.loop.set_default_executor(self._threads)
-        self._clings = False
+        self._has_leftovers = False
         self._exit_code = FAILED
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -146,10 +136,10 @@ class Process:
             self._wind_up()
 
     def _persist(self, main: asyncio.Task[T]) -> T:
-        """Run the loop until this task has ended, though something else in it ends the loop.
+        """Run the loop until this task has ended, even if something else stops the loop.
 
-        A handler may start tasks and callbacks of its own. asyncio lets `SystemExit` in one of
-        them out of the loop, and `loop.stop()` ends it, too: nothing else may end for that.
+        A handler may start its own tasks and callbacks. A `SystemExit` in one of them, or
+        `loop.stop()`, stops the loop.
         """
         while True:
             try:
@@ -166,7 +156,7 @@ class Process:
         guard.daemon = True
         guard.start()
         loop = self.loop
-        # What a task says that was told to end is of no interest any more.
+        # Errors of cancelled tasks do not matter any more.
         loop.set_exception_handler(lambda loop, context: None)
         left = asyncio.all_tasks(loop)
         for task in left:
@@ -175,24 +165,24 @@ class Process:
             loop.run_until_complete(asyncio.wait(left, timeout=LAST_TASKS_SECONDS))
         self._threads.shutdown(wait=False, cancel_futures=True)
         if asyncio.all_tasks(loop):
-            self._clings = True  # closed under them, the loop would complain about each
+            self._has_leftovers = True  # closing the loop now would log an error for each
             return
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
 
     def leave(self, code: int) -> int:
-        """Give the code to exit with, or, if something would hold that up, exit right here."""
+        """Return the exit code or, if a task or thread would delay the exit, exit here."""
         self._exit_code = code
         _flush()
-        if self._clings or _busy_handlers():
+        if self._has_leftovers or _busy_handlers():
             os._exit(code)
         return code
 
 
 def _busy_handlers() -> bool:
-    """Whether a handler still sits in a thread; Python may crash if it prints during the exit."""
+    """Whether a handler still runs in a thread; Python may crash if it prints during the exit."""
     handlers = [t for t in threading.enumerate() if t.name.startswith(HANDLER_THREADS)]
-    for thread in handlers:  # an idle one was told to end a moment ago
+    for thread in handlers:  # an idle one was asked to end a moment ago
         thread.join(IDLE_THREAD_SECONDS)
     return any(thread.is_alive() for thread in handlers)
 
@@ -202,21 +192,21 @@ def _flush() -> None:
         try:
             stream.flush()
         except BrokenPipeError:
-            streams.nobody_reads()
+            streams.discard_output()
 
 
-# What a file on a disk may refuse; anything else is no matter of who reads.
+# Errors of a full disk; others are not about the reader of the output.
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
 class Stopping:
-    """Whether this command was asked to stop, and how; the first to ask decides."""
+    """Whether this command was asked to stop, and how; the first request decides."""
 
     def __init__(self) -> None:
-        self.asked: Ask | None = None
+        self.asked: StopRequest | None = None
         self._event = asyncio.Event()
 
-    def ask(self, what: Ask) -> None:
+    def ask(self, what: StopRequest) -> None:
         if self.asked is None:
             self.asked = what
             self._event.set()
@@ -234,33 +224,32 @@ class Stopping:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Show something; if nobody reads it any more (`| head -1`), or nothing more can be kept
-        of it (a full disk), stop, as any command would."""
+        """Write output; a closed pipe (`| head -1`) or a full disk asks the command to stop."""
         try:
             yield
         except OSError as error:
             if error.errno != errno.EPIPE and error.errno not in _FULL:
                 raise
-            streams.nobody_reads()
-            self.ask(Ask.NOBODY_READS)
+            streams.discard_output()
+            self.ask(StopRequest.READER_GONE)
             if error.errno in _FULL:
-                say_if_possible(f"stdout cannot be written: {error.strerror}")
+                try_print_error(f"stdout cannot be written: {error.strerror}")
 
 
-def perform(
+def run_interruptible(
     work: Callable[[Stopping], Coroutine[Any, Any, int]],
-    give_up: Callable[[Ask], None],
+    give_up: Callable[[StopRequest], None],
     drain_seconds: float,
     new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
 ) -> int:
-    """Run it to its exit code. `give_up` is called in another thread, if it would not stop."""
+    """Run the work to its exit code. `give_up` is called in another thread if it does not stop."""
     process = Process(new_loop)
     stopping = Stopping()
     with Interrupts(process.loop, stopping.ask, give_up, drain_seconds):
         try:
             code = process.run(work(stopping))
         except InvalidDefinition:
-            raise  # before anything began: whoever called knows how to report it
+            raise  # before any run began: the caller reports it
         except DovetailError as error:
-            code = tell(error)
+            code = report_error(error)
         return process.leave(code)

@@ -1,16 +1,20 @@
-"""Arguments and options that several commands share, with one wording for each.
+"""How commands are declared: groups, and the arguments and options that several commands share.
 
-What it must not know: anything that is slow to import; `--help` reads this file.
+`--help` imports this file and the modules of the commands that it lists, so none of them imports
+anything slow at its top.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import Annotated, Any
+from importlib import import_module
+from typing import Annotated, Any, TypeVar, cast
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_group
 
 DefinitionFile = Annotated[
     str, typer.Argument(metavar="FILE", help="A definition, YAML or JSON; - reads it from stdin.")
@@ -52,7 +56,7 @@ WorkflowName = Annotated[str, typer.Argument(metavar="NAME", help="A registered 
 Detach = Annotated[bool, typer.Option("--detach", help="Do not wait; on a server only.")]
 
 
-_PLACE: dict[str, tuple[Any, Any]] = {
+_TARGET: dict[str, tuple[Any, Any]] = {
     "server": (
         None,
         Annotated[
@@ -83,37 +87,82 @@ _PLACE: dict[str, tuple[Any, Any]] = {
         ],
     ),
 }
-"""The default and the form of each option that says where."""
+"""The default and the declaration of each option that names the target."""
+
+Command = TypeVar("Command", bound=Callable[..., int | None])
 
 
-def at_a_place(command: Callable[..., None]) -> Callable[..., None]:
-    """A command that works wherever runs are kept; it gets the options that say where."""
+def on_target(command: Command) -> Command:
+    """Add the options that name where runs are kept: a server, Redis or a file."""
 
     @wraps(command)
-    def placed(
+    def with_target(
         *,
         server: str | None = None,
         token: str | None = None,
         embedded: bool = False,
         **given: Any,
-    ) -> None:
-        from dovetail.cli.target import choose
+    ) -> int | None:
+        from dovetail.cli.target import choose_target
 
-        choose(server, token, embedded=embedded)
-        command(**given)
+        choose_target(server, token, embedded=embedded)
+        return command(**given)
 
     own = inspect.signature(command, eval_str=True).parameters.values()
     kind = inspect.Parameter.KEYWORD_ONLY
     more = [
         inspect.Parameter(name, kind, default=default, annotation=form)
-        for name, (default, form) in _PLACE.items()
+        for name, (default, form) in _TARGET.items()
     ]
-    placed.__signature__ = inspect.Signature([*own, *more])  # type: ignore[attr-defined]
-    return placed
+    with_target.__signature__ = inspect.Signature([*own, *more])  # type: ignore[attr-defined]
+    return cast(Command, with_target)
 
 
-def group(name: str, about: str) -> typer.Typer:
-    """A command that only has commands below it."""
+def declarations() -> typer.Typer:
+    """Where a module declares its commands. A command returns its exit code, or None for 0."""
+    # Rich would cost more than everything else that `--help` does.
+    return typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+class LazyCommands(dict[str, Any]):
+    """Commands by name. The module of each is imported when the command is first asked for."""
+
+    def __getitem__(self, name: str) -> Any:
+        found = super().__getitem__(name)
+        if isinstance(found, str):
+            found = import_module(found).app
+        if isinstance(found, typer.Typer):
+            group = get_group(found)
+            self[name] = found = group if found.info.name == name else group.commands[name]
+        return found
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self else default  # noqa: SIM401
+
+
+def lazy_group(
+    name: str, about: str | None, sources: Mapping[str, str | typer.Typer]
+) -> typer.Typer:
+    """A command that only has commands below it: each from a module's `app`, or a group itself."""
+
+    class LazyGroup(TyperGroup):
+        def __init__(self, **settings: Any) -> None:
+            super().__init__(**settings)
+            self.commands = LazyCommands(sources)
+
+        def invoke(self, ctx: Any) -> Any:
+            code = super().invoke(ctx)
+            if ctx.parent is None and code:
+                raise typer.Exit(code)
+            return code
+
     return typer.Typer(
-        name=name, help=about, no_args_is_help=True, add_completion=False, rich_markup_mode=None
+        name=name,
+        cls=LazyGroup,
+        help=about,
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     )

@@ -1,11 +1,7 @@
-"""The three streams of this process: what they can show, and what may be written to them.
+"""The three streams of this process, and all that the command line writes to them.
 
-Every line of the command line leaves through `say` or `complain`, and every document through
-`document`. What it must not know: what is said.
-
-What `--json` prints: one document on stdout, and nothing else there.
-
-What it must not know: what the document says.
+Every line leaves through `say` or `complain`. With `--json`, `document` keeps stdout for one JSON
+document.
 """
 
 from __future__ import annotations
@@ -17,20 +13,18 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import IO, Any, TextIO
 
-import orjson
-
 from dovetail.cli.text import JOINERS, Line, bare, coloured, printable
 from dovetail.core.text import visible
 
 WIDTH_OF_A_LOG = 120
 KEPT = "\n\t\u00a0\u1680\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B))) + JOINERS
-"""Characters that are not printable and steer nothing: breaks of lines, and spaces of any width."""
+"""Characters that are not printable but harmless: line breaks, and spaces of any width."""
 
 
-def prepare() -> None:
-    """Make the streams fit for any text, and there at all.
+def prepare_streams() -> None:
+    """Make sure that the streams exist and can print any text.
 
-    A shell may close one (`>&-`): the next file that is opened would then take its place.
+    A shell may close one (`>&-`): the next opened file would then get its number.
     """
     for number in (0, 1, 2):
         try:
@@ -46,17 +40,17 @@ def prepare() -> None:
 
 
 def is_terminal(stream: IO[str]) -> bool:
-    """Whether it can show a view that moves."""
+    """Whether it can show a view that is repainted."""
     return os.environ.get("TERM") != "dumb" and stream.isatty()
 
 
 def shows_colours(stream: IO[str]) -> bool:
-    """Whether colours are wanted there, too. `NO_COLOR` takes them, and not the view."""
+    """Whether colours are wanted, too. `NO_COLOR` turns off colours, not the view."""
     return is_terminal(stream) and not os.environ.get("NO_COLOR")
 
 
 def knows_signs(stream: TextIO) -> bool:
-    """Whether it can show ✓ and its kin."""
+    """Whether it can show ✓ and similar signs."""
     return (stream.encoding or "").lower().replace("-", "").startswith("utf")
 
 
@@ -67,23 +61,23 @@ def width() -> int:
 
 
 def room() -> int | None:
-    """The columns that a table may take: those of the terminal, and any number in a file."""
+    """The columns for a table: those of the terminal, or None for a file."""
     return width() if sys.stdout.isatty() else None
 
 
 def say(line: Line | str = "") -> None:
-    """One line of what was asked for."""
+    """Print a line of the result to stdout."""
     _write(sys.stdout, line)
 
 
 def complain(line: Line | str) -> None:
-    """One line of what is wrong."""
+    """Print a line about a problem to stderr."""
     sys.stdout.flush()  # so that the two streams stand in order where they are one
     _write(sys.stderr, line)
 
 
 def _write(stream: TextIO, line: Line | str) -> None:
-    # The last edge before a terminal: whatever was not cleaned before is spelled out here.
+    # The last step before a terminal: control characters are escaped here at the latest.
     if isinstance(line, str):
         line = visible(line, KEPT)
     else:
@@ -101,10 +95,9 @@ _PLAIN_SIGNS = str.maketrans(
 
 @contextmanager
 def document() -> Iterator[Callable[[bytes], None]]:
-    """Keep stdout for one document: whatever else prints there goes to stderr.
+    """Keep stdout for one document: everything else that prints there goes to stderr.
 
-    By descriptor rather than by `sys.stdout`, so that it holds for what a handler's own
-    subprocesses print, too.
+    By descriptor, not by `sys.stdout`, so that it holds for subprocesses of handlers, too.
     """
     sys.stdout.flush()
     kept = os.dup(1)
@@ -122,8 +115,8 @@ def document() -> Iterator[Callable[[bytes], None]]:
         os.close(kept)
 
 
-def nobody_reads(stream: int = 1) -> None:
-    """The reader of stdout is gone: let the rest go nowhere, without another complaint."""
+def discard_output(stream: int = 1) -> None:
+    """The reader of stdout is gone: discard the rest, without another error."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream)
     os.close(nowhere)
@@ -133,20 +126,24 @@ Write = Callable[[bytes], None]
 
 
 def json_bytes(value: Any) -> bytes:
-    return f"{json_text(value, orjson.OPT_INDENT_2)}\n".encode()
+    from orjson import OPT_INDENT_2
+
+    return f"{json_text(value, OPT_INDENT_2)}\n".encode()
 
 
 def json_text(value: Any, option: int = 0) -> str:
-    """The same value, with every character that could steer a terminal as `\\uXXXX`."""
-    return printable(orjson.dumps(value, option=option).decode())
+    """The value as JSON, with every control character as `\\uXXXX`."""
+    from orjson import dumps
+
+    return printable(dumps(value, option=option).decode())
 
 
 def document_if(wanted: bool) -> AbstractContextManager[Write | None]:
-    """Keep stdout for a document that comes at the end, if one is wanted."""
+    """Keep stdout for a document that is written at the end, if one is wanted."""
     return document() if wanted else nullcontext()
 
 
 def print_json(value: Any) -> None:
-    """The document at once, where nobody else prints."""
+    """Print the document at once."""
     with document() as write:
         write(json_bytes(value))

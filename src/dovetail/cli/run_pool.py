@@ -1,12 +1,8 @@
-"""How far a batch is: counts, speed, and a line that shows them while it goes on.
+"""Runs that a command follows to their ends: one, or many with so many in flight at once.
 
-On a terminal one line is painted in place by a thread of its own, as the view of a run is;
-elsewhere a line is printed every few seconds. What it must not know: how an item becomes a run.
-
-So many runs in flight at once, however many there are to make, and one end for all of them.
-
-A lane makes one run after the other and waits for each. What it must not know: what is run, or
-where the next one comes from.
+A run may change its driver: this process, another process, or none. A batch shows its counts and
+its speed meanwhile: on a terminal in one line that a thread repaints, elsewhere in a line every
+few seconds.
 """
 
 from __future__ import annotations
@@ -15,28 +11,108 @@ import asyncio
 import sys
 import time
 from collections import Counter
-from collections.abc import Coroutine, Sequence
-from typing import Any, Protocol
+from collections.abc import Coroutine, Iterable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dovetail.cli import output as streams
 from dovetail.cli.interruptible import Stopping
+from dovetail.cli.target import open_reader
 from dovetail.cli.text import Line, countdown, duration
-from dovetail.cli.waiting import cancel_all, see_to_end
+from dovetail.core.errors import Conflict
 from dovetail.core.states import FINAL, RunStatus
-from dovetail.engine.api import EngineApi
+
+if TYPE_CHECKING:
+    from dovetail.config import Settings
+    from dovetail.engine.api import EngineApi
+
+OWNER_CHECK_SECONDS = 1.0
+"""Between two checks whether a process still drives the run."""
+WITHOUT_OWNER_SECONDS = 3.0
+"""So long a run may have no driver: a server may be about to take it over."""
+CANCEL_SECONDS = 1.0
+
+
+async def wait_for_end(
+    commands: EngineApi,
+    run_id: str,
+    *,
+    take_over: bool,
+    just_made: bool = False,
+    nodes: bool = True,
+) -> dict[str, Any] | None:
+    """Wait until a run has finished, whichever process drives it, and return it.
+
+    If its driver is gone, this process takes the run over; without `take_over` it returns None.
+    """
+    waiting = asyncio.ensure_future(commands.wait_run(run_id, nodes=nodes))
+    # The first check is at once, because the driver may have been gone for long.
+    gone, patience = 0.0, OWNER_CHECK_SECONDS if just_made else 0.0
+    try:
+        while True:
+            done, _ = await asyncio.wait({waiting}, timeout=patience)
+            if done:
+                return waiting.result()
+            if await commands.owner(run_id) != "gone":
+                gone = 0.0
+            elif take_over:
+                await _take_over(commands, run_id)
+            elif (gone := gone + patience) >= WITHOUT_OWNER_SECONDS:
+                return None
+            patience = OWNER_CHECK_SECONDS
+    finally:
+        waiting.cancel()
+        with suppress(asyncio.CancelledError, Exception):
+            await waiting
+
+
+async def _take_over(commands: EngineApi, run_id: str) -> None:
+    try:
+        await commands.resume(run_id)
+    except Conflict:
+        # Another process was faster, or the run has just ended. Else it cannot be driven here.
+        if await commands.owner(run_id) == "gone":
+            raise
+
+
+async def cancel_all(commands: EngineApi, run_ids: Iterable[str]) -> None:
+    """Cancel the runs that have not finished."""
+
+    async def cancel(run_id: str) -> None:
+        with suppress(Conflict):  # it has just ended
+            await commands.cancel_run(run_id)
+
+    await asyncio.gather(*map(cancel, run_ids))
+
+
+def cancel_from_thread(settings: Settings, run_ids: Iterable[str]) -> bool:
+    """Cancel in an event loop of its own, because that of the command is stuck."""
+
+    async def cancel() -> None:
+        async with open_reader(settings) as commands:
+            await asyncio.wait_for(cancel_all(commands, run_ids), CANCEL_SECONDS)
+
+    try:
+        asyncio.run(cancel())
+    except Exception:  # the process must end now
+        return False
+    return True
+
 
 LINE_SECONDS = 5.0
-WORTH_AN_ESTIMATE = 5
-"""So many runs must have ended before their speed says anything."""
+MIN_RUNS_FOR_ESTIMATE = 5
+"""So many runs must have ended before a speed is shown."""
 
 
 class BatchCounts:
+    """How many runs of a batch have ended, by status, and how fast."""
+
     def __init__(self, total: int) -> None:
         self.total = total
         # Every key from the start: another thread sums them up while it paints.
         self.counts: Counter[str] = Counter({status.value: 0 for status in FINAL})
         self.before = 0
-        """Of them, those that had ended before this process began."""
+        """How many had ended before this process began."""
         self._began = time.monotonic()
 
     def add(self, status: str, *, before: bool = False) -> None:
@@ -53,29 +129,30 @@ class BatchCounts:
 
     def line(self) -> Line:
         done = self.done
-        here = done - self.before
-        told = [f"{done:,} of {self.total:,} done"]
-        told += [f"{self.counts[s]:,} {s.lower()}" for s in _WORSE if self.counts[s]]
-        if here >= WORTH_AN_ESTIMATE and done < self.total:
-            speed = here / max(self.passed, 0.001)
-            told += [speed_words(speed), f"about {countdown((self.total - done) / speed)} left"]
-        return [(", ".join(told), "")]
+        ended_here = done - self.before
+        words = [f"{done:,} of {self.total:,} done"]
+        words += [f"{self.counts[s]:,} {s.lower()}" for s in _WORSE if self.counts[s]]
+        if ended_here >= MIN_RUNS_FOR_ESTIMATE and done < self.total:
+            speed = ended_here / max(self.passed, 0.001)
+            words += [speed_words(speed), f"about {countdown((self.total - done) / speed)} left"]
+        return [(", ".join(words), "")]
 
     def picture(self) -> Sequence[Line]:
-        """The line with a bar before it, and what else is worth a look while it goes on."""
-        full = round(_BAR * self.done / self.total)
-        return [[("━" * full, "good"), ("━" * (_BAR - full), "dim"), ("  ", ""), *self.line()]]
+        """The lines for a terminal: a bar before the line, and more in subclasses."""
+        full = round(_BAR_CELLS * self.done / self.total)
+        rest = _BAR_CELLS - full
+        return [[("━" * full, "good"), ("━" * rest, "dim"), ("  ", ""), *self.line()]]
 
     def standstill(self) -> Line:
-        """Said where nothing has ended since the last line."""
+        """The line if no run has ended since the last one."""
         return [(f"{self.done:,} of {self.total:,} done, {duration(self.passed)} passed", "")]
 
     def summary(self) -> str:
-        told = [f"{n:,} {status.lower()}" for status, n in sorted(self.counts.items()) if n]
-        return ", ".join(told) or "none done"
+        words = [f"{n:,} {status.lower()}" for status, n in sorted(self.counts.items()) if n]
+        return ", ".join(words) or "none done"
 
 
-_BAR = 30
+_BAR_CELLS = 30
 _WORSE = (RunStatus.FAILED.value, RunStatus.CANCELLED.value)
 
 
@@ -96,100 +173,102 @@ class ProgressLine(Protocol):
 class PlainProgress:
     refresh_seconds = LINE_SECONDS
 
-    def __init__(self, tally: BatchCounts) -> None:
-        self._tally = tally
-        self._told = 0
+    def __init__(self, counts: BatchCounts) -> None:
+        self._counts = counts
+        self._printed = 0
 
     def begin(self) -> None:
         """Nothing yet."""
 
     def refresh(self) -> None:
-        if self._tally.done != self._told:
-            self._told = self._tally.done
-            streams.say(self._tally.line())
+        if self._counts.done != self._printed:
+            self._printed = self._counts.done
+            streams.say(self._counts.line())
         else:
-            streams.say(self._tally.standstill())
+            streams.say(self._counts.standstill())
         sys.stdout.flush()
 
     def end(self) -> None:
         """Nothing was left open."""
 
 
-def progress_of(tally: BatchCounts) -> ProgressLine:
+def progress_of(counts: BatchCounts) -> ProgressLine:
     if not streams.is_terminal(sys.stdout) or not streams.knows_signs(sys.stdout):
-        return PlainProgress(tally)
+        return PlainProgress(counts)
     from dovetail.cli.live import LiveLines
 
-    return LiveLines(tally.picture)
+    return LiveLines(counts.picture)
 
 
 RUNS_PER_SLOT = 4
 """Runs in flight for each node that may run at once: enough to keep all slots busy."""
-MOST_SHARED = 500
-"""Runs in flight where services drive them: nobody here knows how many slots they have."""
+MAX_SHARED_RUNS = 500
+"""Runs in flight where services drive them: this process does not know their slots."""
 
 
-class Lanes:
+class RunPool:
+    """Runs in flight. Each slot makes one run after the other and waits for it."""
+
     def __init__(self, commands: EngineApi, stopping: Stopping) -> None:
         self._commands = commands
         self._stopping = stopping
-        self.flying: dict[str, asyncio.Task[Any]] = {}
-        """The runs that lanes wait for, the one that has waited longest first."""
+        self.in_flight: dict[str, asyncio.Task[Any]] = {}
+        """The slot that waits for each run, the oldest first."""
 
     async def drive(
-        self, lanes: Sequence[Coroutine[Any, Any, None]], progress: ProgressLine | None
+        self, slots: Sequence[Coroutine[Any, Any, None]], progress: ProgressLine | None
     ) -> None:
-        """Until all lanes have ended, or something asks to stop."""
+        """Until all slots have ended, or a stop is requested."""
         stopping = self._stopping
-        tasks = [asyncio.create_task(lane) for lane in lanes]
-        asked = asyncio.create_task(stopping.wait())
+        tasks = [asyncio.create_task(slot) for slot in slots]
+        stop = asyncio.create_task(stopping.wait())
         showing: list[asyncio.Task[None]] = []
         if progress is not None:
             progress.begin()
             showing.append(asyncio.create_task(stopping.while_read(tick(progress))))
         whole: asyncio.Future[Any] = asyncio.gather(*tasks)
         try:
-            await asyncio.wait([whole, asked], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([whole, stop], return_when=asyncio.FIRST_COMPLETED)
             if not whole.done():
                 if stopping.cancels:
-                    await self._cancel_ours(tasks)
+                    await self._cancel_own(tasks)
                 return
             await whole
         finally:
-            for task in (asked, *tasks, *showing):
+            for task in (stop, *tasks, *showing):
                 task.cancel()
-            await asyncio.gather(asked, whole, *showing, return_exceptions=True)
+            await asyncio.gather(stop, whole, *showing, return_exceptions=True)
             if progress is not None:
                 progress.end()
 
-    async def see(
+    async def follow(
         self, run_id: str, *, just_made: bool, nodes: bool = True
     ) -> dict[str, Any] | None:
-        """The run at its end, from within a lane; None if it is somebody else's to end."""
-        lane = asyncio.current_task()
-        assert lane is not None  # noqa: S101
-        self.flying[run_id] = lane
+        """Called by a slot: the run at its end; None if another process drives it to its end."""
+        slot = asyncio.current_task()
+        assert slot is not None  # noqa: S101
+        self.in_flight[run_id] = slot
         try:
-            if self._stopping.cancels:  # while it was made: too late for `_cancel_ours`
+            if self._stopping.cancels:  # while it was made: too late for `_cancel_own`
                 if await self._commands.owner(run_id) != "here":
                     return None
                 await cancel_all(self._commands, [run_id])
-            return await see_to_end(
+            return await wait_for_end(
                 self._commands, run_id, take_over=True, just_made=just_made, nodes=nodes
             )
         finally:
-            del self.flying[run_id]
+            del self.in_flight[run_id]
 
-    async def _cancel_ours(self, lanes: Sequence[asyncio.Task[None]]) -> None:
-        """Cancel what is driven here, and wait for its end; runs of others are theirs."""
-        ours, followed = [], set()
-        for run_id, lane in list(self.flying.items()):
+    async def _cancel_own(self, slots: Sequence[asyncio.Task[None]]) -> None:
+        """Cancel the runs that this process drives, and wait for their ends."""
+        own, followed = [], set()
+        for run_id, slot in list(self.in_flight.items()):
             if await self._commands.owner(run_id) == "here":
-                ours.append(run_id)
+                own.append(run_id)
             else:
-                followed.add(lane)
-        await cancel_all(self._commands, ours)
-        if ending := set(lanes) - followed:
+                followed.add(slot)
+        await cancel_all(self._commands, own)
+        if ending := set(slots) - followed:
             await asyncio.wait(ending)
 
 

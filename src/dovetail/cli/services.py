@@ -1,11 +1,7 @@
-"""How a service is watched: its metrics and its health on a port, its spans sent off at the end.
+"""The services orchestrator and worker, and what they share with the API server.
 
-What it must not know: what the service does, or what is counted.
-
-What orchestrator, worker and server have in common: a Redis to find, and an end by signal.
-
-A service works until it is asked to stop; SIGTERM and Ctrl-C mean the same to it, and a second
-one ends it at once. What it must not know: what a service does.
+A service runs until it is asked to stop. SIGTERM and Ctrl-C mean the same to it; a second signal
+ends it at once. Metrics and health are served on a port, and spans are sent off at the end.
 """
 
 from __future__ import annotations
@@ -17,15 +13,24 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator
 from concurrent.futures import TimeoutError as TookTooLong
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from contextlib import (
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from dovetail.cli.failures import InvalidInput
-from dovetail.cli.interruptible import Ask, Stopping, perform
+from dovetail.cli.interruptible import Stopping, StopRequest, run_interruptible
+from dovetail.cli.text import counted
 from dovetail.config import Settings, env_name
 from dovetail.core.errors import StoreError
+from dovetail.engine.listener import Listener
+from dovetail.handlers.registry import Registry
 from dovetail.telemetry.logs import show_logs
 from dovetail.telemetry.service import Telemetry
 
@@ -35,17 +40,17 @@ if TYPE_CHECKING:
 
 
 LIVE_SECONDS = 5.0
-"""An event loop that does not come round for so long is stuck."""
+"""An event loop that runs no task for so long is stuck."""
 
 
 @asynccontextmanager
-async def watched(
+async def observed(
     settings: Settings,
     telemetry: Telemetry | None,
     is_stopping: Callable[[], bool],
     handlers: Collection[str] = (),
 ) -> AsyncIterator[None]:
-    """A service that answers on `DOVETAIL_METRICS_PORT`, if there is one. Raises `CannotListen`."""
+    """Serve `DOVETAIL_METRICS_PORT` around a service, if it is set. Raises `CannotListen`."""
     if telemetry is None:
         yield
         return
@@ -66,9 +71,9 @@ async def watched(
 
 
 @contextmanager
-def counted_together(telemetry: Telemetry | None) -> Iterator[None]:
-    """Around a worker that forks, entered before its handlers are loaded: what its processes count
-    is added up, their handlers' own metrics, too."""
+def shared_metrics(telemetry: Telemetry | None) -> Iterator[None]:
+    """Add up the metrics of a worker's pool processes, also those of handlers. Enter it before the
+    handlers are loaded."""
     if telemetry is None:
         yield
         return
@@ -79,11 +84,11 @@ def counted_together(telemetry: Telemetry | None) -> Iterator[None]:
         telemetry.close()
 
 
-def watched_pool(
+def observed_pool(
     settings: Settings, telemetry: Telemetry | None, handlers: Collection[str] = ()
 ) -> AbstractContextManager[object]:
-    """`watched` for a worker that forks: entered before it does. Its pool is kept alive by others,
-    so that it answers at all is what there is to say of its life."""
+    """`observed` for a worker with a pool of processes. Enter it before the fork. It is alive as
+    long as it answers, because Celery replaces dead pool processes."""
     if telemetry is None:
         return nullcontext()
     return _port(settings, telemetry, lambda: True, lambda: False, handlers)
@@ -105,7 +110,7 @@ def _port(
     tokens = Tokens(settings.tokens)
 
     def asked() -> ServiceFacts:
-        """In the thread of whoever asks, over a connection of its own: the loop may be busy."""
+        """In the thread of the request, over a connection of its own: the loop may be busy."""
         return asyncio.run(_asked(settings, handlers))
 
     return MetricsPort(
@@ -125,7 +130,7 @@ async def _asked(settings: Settings, handlers: Collection[str]) -> ServiceFacts:
 
 
 async def facts_of(fleet: ServicesHealth) -> ServiceFacts:
-    """What Redis knows; without what it does not answer."""
+    """The facts that Redis has; None for those that it does not give."""
     from dovetail.telemetry.metrics import ServiceFacts
 
     depths, lag, workers = await asyncio.gather(
@@ -144,7 +149,7 @@ async def facts_of(fleet: ServicesHealth) -> ServiceFacts:
 
 
 def facts_of_this_process(telemetry: Telemetry, handlers: Collection[str]) -> ServiceFacts:
-    """What waits in its own memory. It is its own worker, and has no archive to be behind with."""
+    """The embedded engine: its own queue, one worker, no archive."""
     from dovetail.telemetry.metrics import ServiceFacts
 
     waiting = {} if telemetry.depths is None else telemetry.depths()
@@ -152,14 +157,14 @@ def facts_of_this_process(telemetry: Telemetry, handlers: Collection[str]) -> Se
 
 
 COLLECT_AFTER = 50_000
-"""New objects until it is looked which of them are only held by each other."""
+"""New objects between two collections of garbage."""
 Service = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
-"""Works until the event is set, and then comes to an orderly end."""
+"""Works until the event is set, then ends in order."""
 
 
 @contextmanager
-def redis_client(settings: Settings, service: str) -> Iterator[None]:
-    """Around the imports of what works on Redis: everything that may be missing, in words."""
+def redis_imports(settings: Settings, service: str) -> Iterator[None]:
+    """Around imports that need Redis: a missing setting or package is an `InvalidInput`."""
     if settings.redis_url is None:
         raise InvalidInput(
             f"{service} is a service of a set-up on Redis: set {env_name('redis_url')}, as in "
@@ -167,7 +172,7 @@ def redis_client(settings: Settings, service: str) -> Iterator[None]:
         )
     try:
         if settings.transport == "celery":
-            import_module("celery")  # whoever sends or takes tasks needs it, later than this
+            import_module("celery")  # senders and workers need it later
         yield
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
@@ -190,16 +195,16 @@ def run_service(
     telemetry: Telemetry | None,
     handlers: Collection[str] = (),
 ) -> int:
-    """Until a signal ends it; to its exit code. `handlers` are what it is watched for."""
+    """Run a service until a signal ends it; returns the exit code."""
     show_logs(settings, names=True)
     log = logging.getLogger(f"dovetail.{name}")
 
     async def whole(stopping: Stopping) -> int:
-        interrupt_means_terminate()
-        leave_what_stays_to_itself()
-        async with watched(settings, telemetry, lambda: stopping.asked is not None, handlers):
-            if await unless_stopped(find_redis(settings, log), stopping):
-                async with beside(service) as working:
+        treat_interrupt_as_terminate()
+        relax_gc()
+        async with observed(settings, telemetry, lambda: stopping.asked is not None, handlers):
+            if await finished_before_stop(find_redis(settings, log), stopping):
+                async with running_service(service) as working:
                     await asyncio.wait(
                         {working, asyncio.ensure_future(stopping.wait())},
                         return_when=asyncio.FIRST_COMPLETED,
@@ -207,23 +212,23 @@ def run_service(
         log.info("stopped, pid %d", os.getpid())
         return 0
 
-    def give_up(asked: Ask) -> None:
-        """In another thread, because this one is stuck: what runs goes on elsewhere by lease."""
+    def give_up(asked: StopRequest) -> None:
+        """In another thread, because this one is stuck: other workers run on by lease."""
         os.write(2, f"dovetail.{name}: stopped without waiting for what still runs\n".encode())
 
-    return perform(whole, give_up, settings.drain_seconds, fast_loop)
+    return run_interruptible(whole, give_up, settings.drain_seconds, fast_loop)
 
 
-def leave_what_stays_to_itself() -> None:
-    """Nearly all that a service makes is gone without the collector, which took a tenth of an
-    orchestrator's time to find that out."""
+def relax_gc() -> None:
+    """Collect garbage rarely: reference counts free nearly everything, and the collector took a
+    tenth of an orchestrator's time."""
     gc.freeze()
     gc.set_threshold(COLLECT_AFTER, 20, 50)
 
 
 @asynccontextmanager
-async def beside(service: Service) -> AsyncIterator[asyncio.Task[None]]:
-    """A service that works meanwhile; at the end it is asked to stop, and waited for."""
+async def running_service(service: Service) -> AsyncIterator[asyncio.Task[None]]:
+    """Run a service in the background; at the end ask it to stop, and wait for it."""
     asked = asyncio.Event()
     working = asyncio.create_task(_only_the_cause(service(asked)))
     try:
@@ -234,7 +239,7 @@ async def beside(service: Service) -> AsyncIterator[asyncio.Task[None]]:
 
 
 async def _only_the_cause(work: Coroutine[Any, Any, None]) -> None:
-    """Of loops that run side by side, the error of the one that failed first."""
+    """Raise the first error of a group, without the group."""
     try:
         await work
     except BaseExceptionGroup as group:
@@ -251,8 +256,8 @@ async def find_redis(settings: Settings, log: logging.Logger) -> None:
     await await_redis(settings, lambda why: log.warning("waiting for Redis: %s", why), log.warning)
 
 
-async def unless_stopped(work: Coroutine[Any, Any, None], stopping: Stopping) -> bool:
-    """Whether the work was done before anybody asked to stop; if not, it is cancelled."""
+async def finished_before_stop(work: Coroutine[Any, Any, None], stopping: Stopping) -> bool:
+    """Whether the work was done before a stop was requested; if not, it is cancelled."""
     doing = asyncio.ensure_future(work)
     asked = asyncio.ensure_future(stopping.wait())
     try:
@@ -275,8 +280,8 @@ def fast_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-def interrupt_means_terminate() -> None:
-    """Ctrl-C ends a service as SIGTERM does: what runs is handed back, nothing is cancelled."""
+def treat_interrupt_as_terminate() -> None:
+    """Ctrl-C ends a service as SIGTERM does: nodes are handed back, no run is cancelled."""
     terminate = signal.getsignal(signal.SIGTERM)
 
     def received(number: int, frame: FrameType | None) -> None:
@@ -284,3 +289,71 @@ def interrupt_means_terminate() -> None:
             terminate(signal.SIGTERM, frame)
 
     signal.signal(signal.SIGINT, received)
+
+
+orchestrator_log = logging.getLogger("dovetail.orchestrator")
+worker_log = logging.getLogger("dovetail.worker")
+
+LAST_RESULTS_SECONDS = 3.0
+"""After a stop request, for the results that an orchestrator is applying."""
+RESTART_SECONDS = 1.0
+
+
+def orchestrator_service(settings: Settings, listener: Listener | None = None) -> Service:
+    with redis_imports(settings, "dovetail orchestrator"):
+        from dovetail.wiring.distributed import orchestrate
+
+    async def service(stop: asyncio.Event) -> None:
+        archive = "none" if settings.database_url is None else "PostgreSQL"
+        orchestrator_log.info("started, pid %d, archive: %s", os.getpid(), archive)
+        working = asyncio.ensure_future(orchestrate(settings, stop, listener))
+        stopping: asyncio.Future[Any] = asyncio.ensure_future(stop.wait())
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not working.done():
+            await asyncio.wait([working], timeout=LAST_RESULTS_SECONDS)
+            working.cancel()  # Redis does not answer; a peer takes over all that this one holds
+        with suppress(asyncio.CancelledError):
+            await working
+
+    return service
+
+
+def worker_service(
+    settings: Settings, registry: Registry, listener: Listener | None = None
+) -> Service:
+    if settings.transport == "celery":
+        raise InvalidInput(
+            f"{env_name('transport')} is celery, whose worker is a pool of processes and cannot be "
+            "part of another service: start `dovetail worker` beside it"
+        )
+    with redis_imports(settings, "dovetail worker"):
+        from dovetail.wiring.distributed import working
+
+    async def once(stop: asyncio.Event) -> None:
+        async with working(settings, registry, listener) as at_work:
+            known = counted(len(registry.handlers()), "handler")
+            at_once = counted(settings.concurrency, "node")
+            worker_log.info("started, pid %d: %s, %s at once", os.getpid(), known, at_once)
+            stopping: asyncio.Future[Any] = asyncio.ensure_future(stop.wait())
+            await asyncio.wait({stopping, at_work.crashed}, return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
+            if at_work.crashed.done():
+                at_work.crashed.result()
+            if running := len(at_work.holding()):
+                nodes, seconds = counted(running, "node"), f"{settings.drain_seconds:g} s"
+                worker_log.info("takes no more work; %s may finish within %s", nodes, seconds)
+
+    async def service(stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            try:
+                await once(stop)
+            except StoreError as error:
+                if stop.is_set():
+                    worker_log.warning("%s; what ran here goes on elsewhere by its lease", error)
+                    return
+                # Redis was away for longer than a lease: other workers run what ran here.
+                worker_log.warning("%s; beginning anew", error)
+                await asyncio.sleep(RESTART_SECONDS)
+
+    return service

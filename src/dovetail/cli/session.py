@@ -1,8 +1,7 @@
-"""One run from its beginning to the exit code: shown while it goes on, told when it has ended.
+"""Runs that a command drives or follows, from the start to the exit code.
 
-It brings together what each does one thing: the engine, a view, and what a signal asks for.
-What it must not know: where the run comes from; a trigger, a retry, a take-over and a mere
-look at what another process drives are all the same to it.
+`Session` shows one run while it goes on and prints its end, whether it was triggered, retried,
+resumed or is driven by another process. `ResumeAll` takes over every interrupted run.
 """
 
 from __future__ import annotations
@@ -16,34 +15,37 @@ from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, NamedTuple, Protocol
 
 from dovetail.cli import output as streams
-from dovetail.cli.board import Board
+from dovetail.cli.board import Board, PlainView
 from dovetail.cli.failures import FAILED
-from dovetail.cli.interruptible import Ask, Stopping, perform
-from dovetail.cli.live import PlainView
+from dovetail.cli.interruptible import Stopping, StopRequest, run_interruptible
 from dovetail.cli.output import Write, json_bytes
-from dovetail.cli.summary import command, resume_hint, retry_hint, run_ending
-from dovetail.cli.target import driving, handlers_to_name, looking
-from dovetail.cli.text import Line, bare, counted
-from dovetail.cli.waiting import (
+from dovetail.cli.run_pool import cancel_all, cancel_from_thread, wait_for_end
+from dovetail.cli.summary import (
     INTERRUPTED,
     SHORT_ID,
-    cancel_all,
-    cancelled_from_outside,
-    see_to_end,
+    command,
+    error_words,
+    resume_hint,
+    retry_hint,
+    run_ending,
+    seconds_taken,
     short_id,
+    status_piece,
 )
+from dovetail.cli.target import handlers_hint, open_engine, open_reader
+from dovetail.cli.text import Line, bare, clip, counted, duration, plain, seconds
 from dovetail.config import Settings
-from dovetail.core.errors import Conflict
+from dovetail.core.errors import BrokenRun, Conflict
 from dovetail.core.states import RunStatus
 from dovetail.engine.api import EngineApi
-from dovetail.engine.views import RunSnapshot, seconds
+from dovetail.engine.views import RunSnapshot
 from dovetail.handlers.registry import Registry
 
 SHOW_CURSOR = b"\x1b[?25h"
 
 
 class View(Protocol):
-    """Shows a run that goes on."""
+    """Shows a run while it goes on."""
 
     refresh_seconds: float
 
@@ -54,7 +56,7 @@ class View(Protocol):
 
 
 class Shown(NamedTuple):
-    """A run and the place in its log from which on it is shown."""
+    """A run, and the event after which it is shown."""
 
     run_id: str
     workflow: str
@@ -69,7 +71,7 @@ class Shown(NamedTuple):
 
     @classmethod
     def from_now(cls, run: RunSnapshot) -> Shown:
-        """What happened before is on the board, but no news."""
+        """Earlier events are on the board, but are not shown again."""
         view = run.view
         return cls(view["run_id"], view["workflow"], Board.now(run), run.seq, time.time())
 
@@ -78,7 +80,7 @@ Begin = Callable[[EngineApi], Awaitable[Shown]]
 
 
 class Session:
-    """One run, seen to its end and, if a signal asks for it, cancelled or handed back."""
+    """Follows one run to its end; a signal cancels it or hands it back."""
 
     def __init__(
         self,
@@ -87,10 +89,10 @@ class Session:
         write: Write | None,
         handlers: Sequence[str] = (),
     ) -> None:
-        """Without a registry nothing is driven here, only watched.
+        """Without a registry the run is not driven here, only followed.
 
         With `write` the run is not shown; at its end it is written as one JSON document.
-        `handlers` is what was loaded for it, for the commands that the ending proposes.
+        `handlers` were loaded for it; the commands that the ending proposes repeat them.
         """
         self._settings = settings
         self._registry = registry
@@ -99,21 +101,21 @@ class Session:
         self._paints = write is None and streams.is_terminal(sys.stdout)
         self._run_id = ""
         self._driven = registry is not None
-        self._told = False
+        self._printed = False
 
     def run(self, begin: Begin) -> int:
         async def work(stopping: Stopping) -> int:
-            return await self._perform(begin, stopping)
+            return await self._run(begin, stopping)
 
-        return perform(work, self._give_up, self._settings.drain_seconds)
+        return run_interruptible(work, self._give_up, self._settings.drain_seconds)
 
-    async def _perform(self, begin: Begin, stopping: Stopping) -> int:
+    async def _run(self, begin: Begin, stopping: Stopping) -> int:
         async with self._open() as commands:
             shown = await begin(commands)
             self._run_id = shown.run_id
-            run = await self._see(commands, shown, stopping)
+            run = await self._follow(commands, shown, stopping)
             if run is not None:
-                await self._tell(commands, run, shown.since)
+                await self._print_end(commands, run, shown.since)
         if run is None:
             run = await self._leave(shown, stopping.asked)
         if run is not None and run["status"] == RunStatus.COMPLETED:
@@ -124,16 +126,16 @@ class Session:
 
     def _open(self) -> AbstractAsyncContextManager[EngineApi]:
         if self._registry is None:
-            return looking(self._settings)
-        return driving(self._settings, self._registry)
+            return open_reader(self._settings)
+        return open_engine(self._settings, self._registry)
 
-    async def _see(
+    async def _follow(
         self, commands: EngineApi, shown: Shown, stopping: Stopping
     ) -> dict[str, Any] | None:
-        """The run at its end; None if it goes on, or would, without this process."""
+        """The run at its end; None if it goes on, or will be resumed, without this process."""
         asked = asyncio.create_task(stopping.wait())
         ending = asyncio.create_task(
-            see_to_end(commands, shown.run_id, take_over=self._registry is not None)
+            wait_for_end(commands, shown.run_id, take_over=self._registry is not None)
         )
         view = None if self._write else _view_of(shown.board)
         showing: list[asyncio.Task[None]] = []
@@ -146,7 +148,7 @@ class Session:
             await asyncio.wait({asked, ending}, return_when=asyncio.FIRST_COMPLETED)
             if not ending.done():
                 self._driven = await commands.owner(shown.run_id) == "here"
-                if not self._driven or stopping.asked is Ask.HAND_BACK:
+                if not self._driven or stopping.asked is StopRequest.HAND_BACK:
                     return None
                 await cancel_all(commands, [shown.run_id])
             run = await ending
@@ -157,71 +159,71 @@ class Session:
             await _cancelled([asked, ending, *showing])
             if view is not None:
                 view.end()
-            if stopping.asked is Ask.HAND_BACK:
+            if stopping.asked is StopRequest.HAND_BACK:
                 self._say_drain(shown)
 
     def _say_drain(self, shown: Shown) -> None:
         running = len(shown.board.running)
         if self._driven and running and self._write is None:
-            seconds = f"{self._settings.drain_seconds:g} s"
+            most = f"{self._settings.drain_seconds:g} s"
             nodes = counted(running, "running node")
-            streams.complain([(f"handing back: {nodes} may finish within {seconds}", "dim")])
+            streams.complain([(f"handing back: {nodes} may finish within {most}", "dim")])
 
-    async def _leave(self, shown: Shown, asked: Ask | None) -> dict[str, Any] | None:
-        """Say what becomes of a run that goes on without us; the run, if it has ended meanwhile."""
-        async with looking(self._settings) as commands:
+    async def _leave(self, shown: Shown, asked: StopRequest | None) -> dict[str, Any] | None:
+        """Print how a run goes on without this process; returns it if it has ended meanwhile."""
+        async with open_reader(self._settings) as commands:
             run = await commands.get_run(shown.run_id)
             if run["finished_at"] is not None:
-                await self._tell(commands, run, shown.since)
+                await self._print_end(commands, run, shown.since)
                 return run
             self._document(run)
             short = await short_id(commands, shown.run_id)
             gone = await commands.owner(shown.run_id) == "gone"
-        if asked is Ask.HAND_BACK and self._driven:
+        if asked is StopRequest.HAND_BACK and self._driven:
             self._comment([("handed back; ", ""), *resume_hint(short, self._handlers)])
         elif gone:
-            hint = resume_hint(short, handlers_to_name(run))
+            hint = resume_hint(short, handlers_hint(run))
             self._comment([(f"{INTERRUPTED}; ", "wait"), *hint])
         else:
             self._comment(f"the run goes on without this view: {command('runs', 'watch', short)}")
         return None
 
-    async def _tell(self, commands: EngineApi, run: dict[str, Any], since: float) -> None:
-        """Before the engine is closed: a handler that clings to life need not delay the news."""
+    async def _print_end(self, commands: EngineApi, run: dict[str, Any], since: float) -> None:
+        """Before the engine is closed: a handler that does not stop must not delay the output."""
         self._document(run)
         if self._write is None:
             for line in run_ending(run, since):
                 streams.say(line)
             if run["status"] != RunStatus.COMPLETED:
-                with suppress(Conflict):  # somebody has retried it already
+                with suppress(Conflict):  # another process has retried it already
                     plan = await commands.plan_retry(run["run_id"])
                     short = await short_id(commands, run["run_id"])
                     streams.say(retry_hint(run["status"], short, plan, self._handlers))
             sys.stdout.flush()
-        self._told = True
+        self._printed = True
 
     def _document(self, run: dict[str, Any]) -> None:
         if self._write is not None:
             self._write(json_bytes(run))
 
     def _comment(self, line: Line | str) -> None:
-        """To who reads, never into the document."""
+        """A line for people, never in the document."""
         (streams.say if self._write is None else streams.complain)(line)
 
     # ── in another thread ────────────────────────────────────────────────────────────────
 
-    def _give_up(self, asked: Ask) -> None:
-        """A handler would not stop. In another thread, so past every lock of the streams."""
-        if self._told:
+    def _give_up(self, request: StopRequest) -> None:
+        """A handler did not stop. In another thread, so without the locks of the streams."""
+        if self._printed:
             return
         if self._paints:
             os.write(1, SHOW_CURSOR + b"\n")
         short = self._run_id[:SHORT_ID]
         if not self._run_id or not self._driven:
             return
-        if asked is Ask.HAND_BACK:
+        if request is StopRequest.HAND_BACK:
             words = bare([("handed back as it was; ", ""), *resume_hint(short, self._handlers)])
-        elif cancelled_from_outside(self._settings, [self._run_id]):
+        elif cancel_from_thread(self._settings, [self._run_id]):
             words = f"CANCELLED {short}, without waiting for what still runs"
         else:
             words = f"stopped, but could not cancel; try:  {command('runs', 'cancel', short)}"
@@ -251,3 +253,108 @@ def _view_of(board: Board) -> View:
     from dovetail.cli.live import LiveView
 
     return LiveView(board)
+
+
+MAX_LEFT = 10
+"""So many runs that cannot be driven here are printed with the reason."""
+
+
+class ResumeAll:
+    """Takes over every run that no process drives, and waits for their ends; one line for each."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        registry: Registry,
+        write: Write | None,
+        handlers: Sequence[str],
+    ) -> None:
+        self._settings = settings
+        self._registry = registry
+        self._write = write
+        self._handlers = handlers
+        self._driven: list[str] = []
+        self._ended: list[dict[str, Any]] = []
+
+    def run(self) -> int:
+        return run_interruptible(self._run, self._give_up, self._settings.drain_seconds)
+
+    async def _run(self, stopping: Stopping) -> int:
+        async with open_engine(self._settings, self._registry) as commands:
+            run_ids = self._driven = await commands.resume()
+            left = await self._report_left(commands, run_ids)
+            self._say(_taken_over(len(run_ids), left))
+            endings = [asyncio.create_task(self._follow(commands, run_id)) for run_id in run_ids]
+            stop = asyncio.create_task(stopping.wait())
+            whole: asyncio.Future[Any] = asyncio.gather(*endings)
+            await asyncio.wait([whole, stop], return_when=asyncio.FIRST_COMPLETED)
+            if not whole.done() and stopping.cancels:
+                await cancel_all(commands, run_ids)
+            elif not whole.done():
+                whole.cancel()
+            stop.cancel()
+            with suppress(asyncio.CancelledError):
+                await whole
+        if self._write is not None:
+            self._write(json_bytes({"items": self._ended}))
+        if stopping.asked is not None:
+            if stopping.asked is StopRequest.HAND_BACK:
+                resume = command("runs", "resume", handlers=self._handlers)
+                say = streams.say if self._write is None else streams.complain
+                say([("handed back; go on with:  ", "dim"), (resume, "bold")])
+            return stopping.asked.value
+        failed = any(run["status"] != RunStatus.COMPLETED for run in self._ended)
+        return FAILED if failed or left else 0
+
+    async def _follow(self, commands: EngineApi, run_id: str) -> None:
+        run = await wait_for_end(commands, run_id, take_over=True, nodes=False)
+        if run is not None:
+            self._ended.append(run)
+            self._say(_ended_line(run))
+
+    async def _report_left(self, commands: EngineApi, driven: list[str]) -> int:
+        """Print which runs could not be taken over, and why; returns how many."""
+        left = await commands.orphans()
+        unable = max(0, len(left) - MAX_LEFT)
+        for run_id in left[:MAX_LEFT]:
+            try:
+                driven += await commands.resume(run_id)
+            except (Conflict, BrokenRun) as reason:
+                unable += 1
+                streams.complain([(f"{run_id[:6]}: ", "bold"), (plain(reason), "")])
+        if len(left) > MAX_LEFT:
+            streams.complain(f"and {len(left) - MAX_LEFT:,} more")
+        return unable
+
+    def _say(self, line: Line | str) -> None:
+        if self._write is None:
+            streams.say(line)
+            sys.stdout.flush()
+
+    def _give_up(self, request: StopRequest) -> None:
+        """In another thread, because this one is stuck."""
+        if request.cancels and cancel_from_thread(self._settings, self._driven):
+            words = "CANCELLED all of them, without waiting for what still runs"
+        else:
+            resume = command("runs", "resume", handlers=self._handlers)
+            words = f"handed back as they were; go on with:  {resume}"
+        os.write(2, words.encode() + b"\n")
+
+
+def _taken_over(count: int, left: int) -> str:
+    if count:
+        return f"took over {counted(count, 'run')}"
+    if left:  # each was printed with its reason
+        return f"resumed none of {counted(left, 'interrupted run')}"
+    return "nothing to resume: every unfinished run has a process that runs it"
+
+
+def _ended_line(run: Mapping[str, Any]) -> Line:
+    error = run["error"] or {}
+    node = str(error.get("node", ""))
+    why = f"  {clip(plain(f'{node}: {error_words(node, error)}'), 200)}" if error else ""
+    return [
+        status_piece(run["status"]),
+        (f" {run['run_id'][:6]} {plain(run['workflow'])} in {duration(seconds_taken(run))}", ""),
+        (why, "dim"),
+    ]

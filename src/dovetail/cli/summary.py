@@ -1,7 +1,4 @@
-"""How a run ended, in a few lines: its result, or every cause and what to type next.
-
-What it must not know: how the run went; it reads the run as it is at the end.
-"""
+"""The last lines about a run: its result, or every cause and the command to type next."""
 
 from __future__ import annotations
 
@@ -9,22 +6,26 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from dovetail.cli.board import LONGEST_ID
-from dovetail.cli.target import typed_place
-from dovetail.cli.text import Line, clip, counted, duration, plain_lines, printable
+from dovetail.cli.target import target_options
+from dovetail.cli.text import Line, clip, counted, duration, plain_lines, printable, seconds
+from dovetail.core.errors import Conflict
 from dovetail.core.states import NodeStatus, Reason, RunStatus
-from dovetail.engine.views import seconds
 
-MOST_RESULT_LINES = 40
-MOST_RESULT_CHARACTERS = 8_000
-MOST_CAUSES = 10
-MOST_CAUSE_LINES = 5
+if TYPE_CHECKING:
+    from dovetail.engine.api import EngineApi
+
+MAX_RESULT_LINES = 40
+MAX_RESULT_CHARACTERS = 8_000
+MAX_CAUSES = 10
+MAX_CAUSE_LINES = 5
 _LONGEST_CAUSE_LINE = 1_000
 
-_OF_THE_DEFINITION = ("invalid_config", "invalid_url", "missing_value", "template_error")
-"""Errors that a definition may be to blame for, and then a retry would only repeat."""
+_DEFINITION_ERRORS = ("invalid_config", "invalid_url", "missing_value", "template_error")
+"""Errors that a wrong definition may cause. A retry would only repeat them."""
 _MAY_BE_WRONG = (
     "a wrong definition: correct the file and run it again; a retry would use the stored one",
     "a wrong handler or service: correct it and retry the run, as below",
@@ -37,8 +38,27 @@ _STYLES = {
 }
 
 
+SHORT_ID = 6
+INTERRUPTED = "interrupted: no process is running it"
+
+
+def interrupted(count: int, of_these: str) -> str:
+    """`2 runs are interrupted`, the start of a sentence."""
+    noun, verb = ("run", "is") if count == 1 else ("runs", "are")
+    return f"{count:,} {noun}{of_these} {verb} interrupted"
+
+
+async def short_id(commands: EngineApi, run_id: str) -> str:
+    """The shortest beginning of the id that no other run has, at least six digits."""
+    for length in range(SHORT_ID, len(run_id)):
+        with suppress(Conflict):
+            await commands.find_run(run_id[:length])
+            return run_id[:length]
+    return run_id
+
+
 def run_ending(run: Mapping[str, Any], since: float | None = None) -> Iterator[Line]:
-    """The last lines about a run that has ended; it took its time from `since` on."""
+    """The last lines about a run that has ended. Its duration is counted from `since`."""
     if run["status"] == RunStatus.COMPLETED:
         yield from result_lines(run["result"])
     took = duration(seconds_taken(run, since))
@@ -60,7 +80,7 @@ def status_piece(status: str) -> tuple[str, str]:
 def retry_hint(
     status: str, short_id: str, plan: Mapping[str, Sequence[str]], handlers: Sequence[str]
 ) -> Line:
-    """What to type once the cause is gone, and what that would do."""
+    """The command to type once the cause is mended, and what that would do."""
     return [
         ("fix it, then:  " if status == RunStatus.FAILED else "go on with:  ", "dim"),
         (command("runs", "retry", short_id, handlers=handlers), "bold"),
@@ -69,27 +89,24 @@ def retry_hint(
 
 
 def resume_hint(short_id: str, handlers: Sequence[str]) -> Line:
-    """What to type to go on with a run that nobody drives."""
+    """The command that continues a run that no process drives."""
     typed = command("runs", "resume", short_id, handlers=handlers)
     return [("go on with:  ", "dim"), (typed, "bold")]
 
 
 def command(*words: str, handlers: Sequence[str] = (), placed: bool = True) -> str:
-    """A command line of ours that can be typed, or copied, as it stands.
-
-    It leads to where runs are, unless it has nothing to do with them.
-    """
+    """A command line of Dovetail that can be copied as it is, with the options of this target."""
     given = [word for spec in handlers for word in ("--handlers", spec)]
-    place = typed_place() if placed else []
+    place = target_options() if placed else []
     return " ".join(plain_lines(shlex.join(["dovetail", *words, *given, *place])))
 
 
 def typed_again(*more: str) -> str:
-    """The command line of this process, so that it can be typed again; without its token."""
+    """The command line of this process, to be typed again; without its token."""
     typed = list(sys.argv[1:])
     while "--token" in typed:
-        place = typed.index("--token")
-        del typed[place : place + 2]
+        at = typed.index("--token")
+        del typed[at : at + 2]
     typed = [word for word in typed if not word.startswith("--token=")]
     words = ["dovetail", *typed, *(option for option in more if option not in typed)]
     return " ".join(plain_lines(shlex.join(words)))
@@ -100,7 +117,7 @@ def result_lines(value: Any) -> Iterator[Line]:
     if value is None:
         return
     text = printable(json.dumps(value, indent=2, ensure_ascii=False))
-    lines = text[:MOST_RESULT_CHARACTERS].split("\n")[:MOST_RESULT_LINES]
+    lines = text[:MAX_RESULT_CHARACTERS].split("\n")[:MAX_RESULT_LINES]
     for line in lines:
         yield [(line, "")]
     if sum(map(len, lines)) + len(lines) - 1 < len(text):
@@ -108,18 +125,18 @@ def result_lines(value: Any) -> Iterator[Line]:
 
 
 def causes(run: Mapping[str, Any]) -> Iterator[Line]:
-    """Each node that failed by itself; those that failed because of it are no causes."""
+    """Each node that failed by itself, not because a dependency failed."""
     found = [
         (node["id"], node["error"] or {})
         for node in run["nodes"]
         if node["status"] == NodeStatus.FAILED and node["reason"] != Reason.DEPENDENCY_FAILED
     ]
-    for node_id, error in found[:MOST_CAUSES]:
+    for node_id, error in found[:MAX_CAUSES]:
         yield from _cause(node_id, error)
-    if len(found) > MOST_CAUSES:
-        more = counted(len(found) - MOST_CAUSES, "more failed node")
+    if len(found) > MAX_CAUSES:
+        more = counted(len(found) - MAX_CAUSES, "more failed node")
         yield [(f"  and {more}; --json prints all of them", "dim")]
-    if any(error.get("type") in _OF_THE_DEFINITION for _, error in found):
+    if any(error.get("type") in _DEFINITION_ERRORS for _, error in found):
         for advice in _MAY_BE_WRONG:
             yield [(advice, "dim")]
 
@@ -133,9 +150,9 @@ def _cause(node_id: str, error: dict[str, Any]) -> Iterator[Line]:
         (f": {clip(first, _LONGEST_CAUSE_LINE)}", "bad"),
         (f"   ({' '.join(plain_lines(where))})" if where else "", "dim"),
     ]
-    for line in rest[: MOST_CAUSE_LINES - 1]:
+    for line in rest[: MAX_CAUSE_LINES - 1]:
         yield [(f"    {clip(line, _LONGEST_CAUSE_LINE)}", "")]
-    if len(rest) >= MOST_CAUSE_LINES:
+    if len(rest) >= MAX_CAUSE_LINES:
         yield [("    …", "dim")]
 
 

@@ -1,40 +1,34 @@
-"""Where a command finds its runs: on a server, in the stores of a set-up on Redis, or in a file.
+"""The target of a command: a server, the stores of a set-up on Redis, or a file.
 
-The first of these that is named wins; a flag is a name like any other. What it must not know:
-what is asked there.
-
-A short question to the place of runs, from a shell that drives nothing, and about which run.
-
-What it must not know: what is asked, or how the answer looks.
+The first of these that an option or a setting names is used. The heavy imports are inside the
+functions, because every module of commands imports this one.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dovetail.cli import output as streams
 from dovetail.cli.failures import InvalidInput
 from dovetail.cli.files import File, checked_file
 from dovetail.cli.text import plain
-from dovetail.config import Settings, load_settings
-from dovetail.core.definition.validation import Checked, DefinitionLimits
 from dovetail.core.errors import DovetailError, InvalidDefinition, NotFound, Problem
-from dovetail.engine.api import EngineApi
-from dovetail.engine.ports import RunQuery
-from dovetail.handlers.builtin import builtin_registry, load_registry
-from dovetail.handlers.registry import Registry
-from dovetail.wiring.embedded import attached, embedded
+
+if TYPE_CHECKING:
+    from dovetail.config import Settings
+    from dovetail.core.definition.validation import Checked, DefinitionLimits
+    from dovetail.engine.api import EngineApi
+    from dovetail.handlers.registry import Registry
 
 _flags: dict[str, str | None] = {}
 _embedded = False
 
 
-def choose(server: str | None, token: str | None, *, embedded: bool = False) -> None:
-    """What the command line of this process says about the place."""
+def choose_target(server: str | None, token: str | None, *, embedded: bool = False) -> None:
+    """Keep what the command line of this process says about the target."""
     global _embedded
     if embedded and server is not None:
         raise InvalidInput("--embedded and --server name two places: leave one of them out")
@@ -42,16 +36,20 @@ def choose(server: str | None, token: str | None, *, embedded: bool = False) -> 
     _embedded = embedded
 
 
-def typed_place() -> list[str]:
-    """The words that lead another command to the same place; a token is never repeated."""
+def target_options() -> list[str]:
+    """The options that give another command the same target; a token is never repeated."""
+    from dovetail.config import load_settings
+
     if _embedded and is_shared(load_settings()):
         return ["--embedded"]
     server = _flags.get("server")
     return [] if server is None else ["--server", server]
 
 
-def settings_of_this_place() -> Settings:
+def target_settings() -> Settings:
+    """The settings, with the target that the command line names. Raises `InvalidInput`."""
     from dovetail.client.arguments import server_url
+    from dovetail.config import load_settings
 
     settings = load_settings(server=_flags.get("server"), token=_flags.get("token"))
     if _embedded:
@@ -65,34 +63,38 @@ def settings_of_this_place() -> Settings:
 
 
 def is_shared(settings: Settings) -> bool:
-    """Runs are driven by services, wherever these are, and not by whoever asks."""
+    """Whether services drive the runs, rather than this process."""
     return settings.server is not None or settings.redis_url is not None
 
 
 def drivers(settings: Settings) -> str:
-    """Who drives runs there."""
+    """The words for what drives runs there."""
     if settings.server is not None:
         return f"the server at {settings.server}"
     return "orchestrators" if is_shared(settings) else "a process that is alive"
 
 
-def looking(
+def open_reader(
     settings: Settings, registry: Registry | None = None, *, create: bool = False
 ) -> AbstractAsyncContextManager[EngineApi]:
-    """EngineApi that drive nothing; a file that is not there is made only with `create`."""
+    """An engine that drives no run. A missing file is made only with `create`."""
     if is_shared(settings):
-        return _elsewhere(settings, registry)
+        return _remote(settings, registry)
+    from dovetail.wiring.embedded import attached
+
     return attached(settings, registry, create=create)
 
 
-def driving(settings: Settings, registry: Registry) -> AbstractAsyncContextManager[EngineApi]:
-    """EngineApi whose runs go on: in this process, or in those that are there for it."""
+def open_engine(settings: Settings, registry: Registry) -> AbstractAsyncContextManager[EngineApi]:
+    """An engine whose runs are driven: by this process, or by services."""
     if is_shared(settings):
-        return _elsewhere(settings, registry)
+        return _remote(settings, registry)
+    from dovetail.wiring.embedded import embedded
+
     return embedded(settings, registry)
 
 
-def _elsewhere(
+def _remote(
     settings: Settings, registry: Registry | None
 ) -> AbstractAsyncContextManager[EngineApi]:
     if settings.server is not None:
@@ -101,9 +103,9 @@ def _elsewhere(
         with http_client():
             from dovetail.client.server import calling
         return calling(settings)
-    from dovetail.cli.services import redis_client
+    from dovetail.cli.services import redis_imports
 
-    with redis_client(settings, "this command"):
+    with redis_imports(settings, "this command"):
         from dovetail.wiring.distributed import commanding
     return commanding(settings, registry)
 
@@ -112,23 +114,31 @@ T = TypeVar("T")
 
 UNKNOWN_HANDLER = "unknown_handler"
 FORBIDDEN = "template_forbidden"
-Question = Callable[[EngineApi], Awaitable[T]]
 
 
-def ask(question: Question[T], registry: Registry | None = None, *, keeps: bool = False) -> T:
-    """The answer from where runs are kept; only what `keeps` something makes the file."""
-    settings = settings_of_this_place()
+def ask(
+    question: Callable[[EngineApi], Awaitable[T]],
+    registry: Registry | None = None,
+    *,
+    create: bool = False,
+) -> T:
+    """Ask the target one question. A missing file is made only with `create`."""
+    import asyncio
+
+    settings = target_settings()
 
     async def answer() -> T:
-        async with looking(settings, registry, create=keeps) as commands:
+        async with open_reader(settings, registry, create=create) as commands:
             return await question(commands)
 
     return asyncio.run(answer())
 
 
-def checked_for_this_place(file: File, limits: DefinitionLimits, registry: Registry) -> Checked:
-    """The definition with the handlers known here; where services run them, with theirs, too."""
-    if not is_shared(settings_of_this_place()):
+def check_on_target(file: File, limits: DefinitionLimits, registry: Registry) -> Checked:
+    """Check the definition with the handlers known here; on services, with their handlers too."""
+    from dovetail.core.definition.validation import Checked
+
+    if not is_shared(target_settings()):
         return checked_file(file, limits, registry)
     try:
         definition = file.parse()
@@ -137,10 +147,12 @@ def checked_for_this_place(file: File, limits: DefinitionLimits, registry: Regis
     return ask(lambda commands: commands.judge(definition), registry)
 
 
-def handlers_to_name(run: Mapping[str, Any]) -> Sequence[str]:
-    """What `--handlers` has to name in a command that goes on with this run: nothing
-    where services run it, or where its handlers are known without; else a file that has them."""
-    settings = settings_of_this_place()
+def handlers_hint(run: Mapping[str, Any]) -> Sequence[str]:
+    """What `--handlers` must name in a command that continues this run: nothing where services
+    run it or all its handlers are known; else a file."""
+    from dovetail.handlers.builtin import builtin_registry, load_registry
+
+    settings = target_settings()
     if is_shared(settings):
         return ()
     used = {node["handler"] for node in run["nodes"]}
@@ -149,15 +161,15 @@ def handlers_to_name(run: Mapping[str, Any]) -> Sequence[str]:
     try:
         known = set(load_registry(settings, ()))
     except DovetailError:
-        return ()  # who goes on is told what is wrong with them
+        return ()  # the command that continues the run reports the error
     return () if used <= known else ("FILE.py",)
 
 
-class KnownElsewhere:
-    """Handlers that only those know who run them: asked where a definition names such a one.
+class RemoteHandlers:
+    """Handlers that only workers have announced. The target is asked when a definition names one.
 
-    So nothing is asked for a file that is right or wrong by itself, and what cannot be asked
-    keeps no file from being checked.
+    Files that need no answer are checked without asking; a target that does not answer stops no
+    check.
     """
 
     def __init__(self, settings: Settings, registry: Registry) -> None:
@@ -165,23 +177,23 @@ class KnownElsewhere:
         self._registry = registry
 
     def corrected(self, file: File, checked: Checked) -> Checked:
-        """The findings without the unknown handlers that are known there."""
+        """The findings without the unknown handlers that the target knows."""
         if not self._can_be_asked or not _unknown(checked):
             return checked
         definition = file.parse()
         try:
             judged = ask(lambda commands: commands.judge(definition), self._registry)
         except DovetailError as error:
-            self._can_be_asked = False  # once: others would be waited for as long
-            told = f"handlers that workers announced are not known here: {plain(str(error))}"
-            streams.complain([(told, "dim")])
+            self._can_be_asked = False  # once: each try may wait for a timeout
+            message = f"handlers that workers announced are not known here: {plain(str(error))}"
+            streams.complain([(message, "dim")])
             return checked
         still = _unknown(judged)
         errors = [
             still.get(problem.path) if problem.code == UNKNOWN_HANDLER else problem
             for problem in checked.errors
         ]
-        # What is wrong with a secret in the config of a handler is known only where the handler is.
+        # Only the target knows where a handler's config may have secrets.
         errors += [
             problem
             for problem in judged.errors
@@ -195,7 +207,10 @@ def _unknown(checked: Checked) -> dict[str, Problem]:
 
 
 async def chosen_run(commands: EngineApi, given: str | None, *statuses: str) -> str:
-    """The full id of the run that was named, or of the newest one, of these statuses if any."""
+    """The full id of the run that was named; without a name, of the newest run with a status of
+    these. Raises `NotFound`."""
+    from dovetail.engine.ports import RunQuery
+
     if given is not None:
         return await commands.find_run(given.strip().lower())
     newest: dict[str, Any] | None = None
@@ -207,7 +222,7 @@ async def chosen_run(commands: EngineApi, given: str | None, *statuses: str) -> 
     if newest is None:
         if statuses and (await commands.list_runs(RunQuery(limit=1)))["items"]:
             raise NotFound(f"no run here is {kind}")
-        maker = "trigger NAME" if is_shared(settings_of_this_place()) else "run FILE"
+        maker = "trigger NAME" if is_shared(target_settings()) else "run FILE"
         raise NotFound(f"there is no run here yet; dovetail {maker} makes one")
     run_id, workflow = newest["run_id"], plain(newest["workflow"])
     which = f"the newest {kind} run" if statuses else "the newest run"

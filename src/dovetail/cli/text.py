@@ -1,8 +1,7 @@
 """Text for people: cleaned, measured, clipped and, on a terminal, coloured.
 
-Names, messages and outputs come from definitions and handlers, so nothing of them reaches a
-terminal before `plain` or `printable` has spelled out what could steer it. What it must not know:
-runs, files, or where a line is printed.
+Names, messages and outputs come from definitions and handlers. `plain` or `printable` escapes their
+control characters before a terminal sees them.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from dovetail.core.text import counted as counted
 from dovetail.core.text import visible
 
 Piece = tuple[str, str]
-"""A text and its style, one of `STYLES` or none: data that any view can colour or not."""
+"""A text and its style, one of `STYLES`. Each view decides whether to colour it."""
 Line = Sequence[Piece]
 
 STYLES = {
@@ -34,11 +33,11 @@ STYLES = {
 }
 
 JOINERS = "\u200c\u200d"
-"""Of scripts and emoji: without them a name would be another one."""
+"""Characters of scripts and emoji; a name without them is another name."""
 
 
 def plain(text: object) -> str:
-    """One line in which everything that could steer a terminal is spelled out, as `\\x1b`."""
+    """One line in which control characters are escaped, as `\\x1b`."""
     words = str(text)
     if words.isprintable():
         return words
@@ -47,9 +46,9 @@ def plain(text: object) -> str:
 
 
 def plain_lines(text: object) -> list[str]:
-    """The same for a text of several lines; their indents are kept, empty ones are not."""
+    """The same for a text of several lines. Indents are kept; empty lines are dropped."""
     found = []
-    for line in str(text).replace("\r\n", "\n").split("\n"):  # what else breaks lines is shown
+    for line in str(text).replace("\r\n", "\n").split("\n"):  # other line breaks are escaped
         words = plain(line)
         if words:
             indent = len(line) - len(line.lstrip(" "))
@@ -58,7 +57,7 @@ def plain_lines(text: object) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """A JSON text, still JSON, with everything that is not printable spelled as `\\uXXXX`."""
+    """A JSON text, still JSON, with unprintable characters as `\\uXXXX`."""
     return _UNUSUAL.sub(_spelled_out, text)
 
 
@@ -137,7 +136,7 @@ def countdown(seconds: float) -> str:
 def ago(seconds: float) -> str:
     """`just now`, `12 s ago`, `3 min ago`, `2 h ago`, `5 days ago`."""
     if seconds < 1:
-        return "just now"  # also what a clock that was set back takes for the future
+        return "just now"  # also a future time, after a clock was set back
     for size, unit, until in _AGES:
         if seconds < until:
             return f"{seconds // size:.0f} {unit} ago"
@@ -147,9 +146,14 @@ def ago(seconds: float) -> str:
 _AGES = ((1, "s", 90), (60, "min", 90 * 60), (3600, "h", 48 * 3600))
 
 
+def seconds(timestamp: str) -> float:
+    """An RFC 3339 time as seconds since 1970."""
+    return datetime.fromisoformat(timestamp).timestamp()
+
+
 def age(timestamp: str, now: float) -> str:
     """How long ago an RFC 3339 time was."""
-    return ago(now - datetime.fromisoformat(timestamp).timestamp())
+    return ago(now - seconds(timestamp))
 
 
 def table(rows: Sequence[Line], width: int | None = None) -> Iterator[Line]:
@@ -160,7 +164,7 @@ def table(rows: Sequence[Line], width: int | None = None) -> Iterator[Line]:
     columns = zip(*([text for text, _ in row] for row in rows), strict=True)
     widths = [max(map(cells, column)) for column in columns]
     if width is not None:
-        # Behind the last column that has something in it there is nothing to be kept apart.
+        # No gap is needed behind the last column that is not empty.
         apart = max((place for place, most in enumerate(widths) if most), default=0)
         widths = fitting(widths, width - len(_BETWEEN) * apart)
     for row in rows:
@@ -171,13 +175,13 @@ def table(rows: Sequence[Line], width: int | None = None) -> Iterator[Line]:
 
 _BETWEEN = "  "
 _NARROWEST = 6
-"""Of a cell that is cut: less would say nothing."""
+"""The least width of a cell that is cut."""
 
 
 def fitting(widths: Sequence[int], room: int) -> list[int]:
-    """The widths of columns that have so much room together: the widest give way first.
+    """The widths of columns within `room` cells in total: the widest are cut first.
 
-    Where even the narrowest do not fit, the room is not kept: what is there can be read.
+    If even the narrowest columns do not fit, the result is wider than `room`.
     """
     most = max(widths, default=0)
     while most > _NARROWEST and sum(min(width, most) for width in widths) > room:

@@ -1,7 +1,7 @@
 """Numbers as people write them, and the money they are in.
 
-1.234,56 and 1,234.56 are the same number in two countries; which one a text is from, its other
-numbers say. It must not know what an amount is the amount of.
+1.234,56 and 1,234.56 are the same number in two countries; the other numbers of a text say which
+country it is from.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The document pipeline as a `WorkflowDAG`: for scripts, and for one Celery task a document.
 
-The steps are the handlers of the definitions, called with a context of the same kind, so what
-they do and return is the same wherever they run. What this file must not know: what a step does.
+The steps are the handlers of the definitions, called with a context of the same kind. So they do
+and return the same wherever they run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""What is known of a document once it is read: the fields, their bounds, how sure we are.
+"""The fields of a document, their bounds, and how sure each is.
 
-The one model that rules and language model both fill, and the JSON schema that the latter is
-given. It must not know where a value came from.
+One model, which the rules and the language model fill; its JSON schema is given to the latter.
 """
 
 from __future__ import annotations

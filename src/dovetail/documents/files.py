@@ -1,17 +1,14 @@
 """Every file of documents is opened here: within the roots, and through no link.
 
 Paths come from params, configs, outputs and documents, and none of these is trusted. A path is
-resolved, links included; what it resolves to must be in a root; then each folder of it is opened
-by its handle, one after the other, and a link among them is refused. So a link that is put there
-between the look and the use leads nowhere. Who reads, writes, renames or deletes a file does it
-by its name in such a folder. What this file must not know: what is in the files.
+resolved, links included, and the result must be in a root. Then each folder of it is opened by its
+handle, one after the other, and a link among them is refused. So a link that is created between the
+check and the use has no effect. Files are read, written, renamed and deleted by their names in such
+a folder.
 
-Where the files of documents are, and how one is written so that no half of it is ever seen.
-
-A file is written beside its place under a temporary name, synced, renamed, and its folder
-synced. The name is the same each time, so that what a killed process left is overwritten by the
-next; a lock on it keeps two writers of one document apart. Each of these goes through
-`confinement.py`. What it must not know: what is in the files.
+A file is written under a temporary name in the same folder, synced, renamed, and its folder synced.
+The temporary name is the same each time, so that the next writer overwrites what a killed process
+left; a lock on it keeps two writers of one document apart.
 """
 
 from __future__ import annotations
@@ -37,7 +34,7 @@ FILE_MODE = 0o600
 FOLDER_MODE = 0o700
 
 LONGEST_NAME = 100
-MOST_SHOWN = 5
+MAX_SHOWN = 5
 """Roots that an error names."""
 
 # No separator, no dot in front, nothing that a shell would expand.
@@ -98,7 +95,7 @@ def roots() -> frozenset[str]:
 
 @lru_cache(maxsize=32)
 def _roots(given: str, out: str, here: str, named: frozenset[str]) -> frozenset[str]:
-    """Resolved once: whoever can write in one root must not move another by a link."""
+    """Resolved once: a user who can write in one root must not move another root by a link."""
     if given:
         paths = [part.strip() for part in given.split(",") if part.strip()]
     else:
@@ -131,9 +128,9 @@ def _is_within(real: str) -> bool:
 def refused(path: str | Path, why: str) -> PermanentError:
     """The error of a path that must not be used: names the path, the roots, and the setting."""
     allowed = sorted(roots())
-    shown = ", ".join(allowed[:MOST_SHOWN]) or "none"
-    if len(allowed) > MOST_SHOWN:
-        shown += f" and {len(allowed) - MOST_SHOWN:,} more"
+    shown = ", ".join(allowed[:MAX_SHOWN]) or "none"
+    if len(allowed) > MAX_SHOWN:
+        shown += f" and {len(allowed) - MAX_SHOWN:,} more"
     is_set = os.environ.get(ROOTS_VARIABLE, "").strip()
     setting = f"{ROOTS_VARIABLE} names {'them' if is_set else 'others; it is not set'}"
     return PermanentError(f"{path}{why}: {shown} ({setting})", type="not_allowed")
@@ -202,7 +199,7 @@ def opened_folder(path: str | Path, *, create: bool = False) -> Iterator[Folder]
 
 
 def open_folder(path: str | Path, *, create: bool = False) -> Folder:
-    """As `opened_folder`, for who closes it."""
+    """As `opened_folder`, but the caller closes it."""
     if plain := _plainly_within(path):
         with suppress(_LinkFound):
             return _entered(plain, create=create)
@@ -216,7 +213,7 @@ def open_folder(path: str | Path, *, create: bool = False) -> Folder:
 def opened_file(path: str | Path) -> Iterator[int]:
     """The handle of a file that is read, if what the path resolves to is in a root.
 
-    Raises as `opened_folder`. Does not wait for whoever writes to a pipe.
+    Raises as `opened_folder`. Does not wait for the writer of a pipe.
     """
     file = None
     if plain := _plainly_within(path):
@@ -248,7 +245,7 @@ class _LinkFound(Exception):
 
 
 def _plainly_within(path: str | Path) -> Path | None:
-    """The path, if it is in a root as it is written: then the way there tells if it has links.
+    """The path, if it is in a root as it is written: then opening it finds any links.
 
     To resolve it before costs as much again, and is left to paths that have some.
     """
@@ -352,7 +349,7 @@ _UNWRITABLE = (
 
 
 def default_out() -> Path:
-    """The folder for everything that is found, where nobody names one."""
+    """The folder of results if none is named."""
     return Path(os.environ.get(OUT_VARIABLE, "").strip() or DEFAULT_OUT).absolute()
 
 

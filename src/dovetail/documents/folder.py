@@ -1,7 +1,7 @@
-"""Which files are documents, what each is called, and which are done already.
+"""Which files of a folder are documents, their ids, and which are done already.
 
-A folder is asked for what we can read, by the ends of names: what a file really is, its bytes say
-when it is read. What it must not know: how a document is read, or who runs what.
+Files are chosen by the ends of their names; the kind of each is found from its bytes when it is
+read.
 """
 
 # Not by `Path.resolve`, `exists` and their like: those raise for links that lead in a circle, for
@@ -148,7 +148,7 @@ def document_id(path: str) -> str:
 
 
 def name_problem(path: str) -> dict[str, str] | None:
-    """Why no run can be told of this path, if none can: params are text."""
+    """The error if this path cannot be a param of a run: params are text."""
     try:
         path.encode()
     except UnicodeEncodeError:
@@ -183,7 +183,7 @@ def look(path: str, out: Path, reviews: Reviews, extractor: str) -> SourceDocume
 
 
 def _content_hash(path: str) -> str:
-    """What cannot be had is left to whoever reads the file: that says what is wrong with it."""
+    """Empty if the file cannot be read: the reader of the file reports the error."""
     from dovetail.documents.extraction import content_hash
     from dovetail.documents.reading import max_bytes
 

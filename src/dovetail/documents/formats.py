@@ -1,11 +1,11 @@
 """PDF, DOCX, HTML and pictures as text: the one place where strangers' formats are parsed.
 
-It runs in a process of its own (`readers.py` starts it, by path), because a parser written in C
+It runs in a process of its own (`reading.py` starts it, by path), because a parser written in C
 can crash or never return, and a thread that does so takes its worker along. Therefore it imports
 nothing of Dovetail, bounds its own memory, and says what is wrong in a word and a sentence.
 
 A request is a line with kind and length, then the bytes; an answer a line with its length, then
-JSON. Whoever asks closes the pipe, and this ends.
+JSON. When the other process closes the pipe, this one ends.
 """
 
 from __future__ import annotations
@@ -327,7 +327,7 @@ def _name(element: Any) -> str:
 
 
 def _html(data: bytes) -> str:
-    """`data` is UTF-8: whoever asks has decoded it."""
+    """`data` is UTF-8: the caller has decoded it."""
     from lxml import etree
 
     # However deep: this process has its own bounds, and a mail within mails within tables is read.
@@ -412,12 +412,12 @@ def _is_hidden(element: Any) -> bool:
 # --- the process -------------------------------------------------------------------------------
 
 
-def serve(asked: BinaryIO, told: BinaryIO) -> None:
-    """Answer until nobody asks any more."""
+def serve(asked: BinaryIO, answers: BinaryIO) -> None:
+    """Answer requests until the pipe is closed."""
     while head := asked.readline():
         kind, length = head.decode().split()
         data = asked.read(int(length))
-        if len(data) < int(length):  # whoever asked is gone
+        if len(data) < int(length):  # the other process is gone
             return
         answer: dict[str, Any]
         try:
@@ -435,14 +435,14 @@ def serve(asked: BinaryIO, told: BinaryIO) -> None:
             answer = {"error": "corrupt", "message": what}
         # Lone surrogates can be in what a PDF calls its text, and nowhere else.
         text = json.dumps(answer).encode("ascii")
-        told.write(b"%d\n%s" % (len(text), text))
-        told.flush()
+        answers.write(b"%d\n%s" % (len(text), text))
+        answers.flush()
 
 
 def main() -> None:
     with suppress(ValueError, OSError):  # not every system bounds it
         resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
-    with suppress(ModuleNotFoundError):  # now, while nobody waits; told when it is needed
+    with suppress(ModuleNotFoundError):  # now, while no request waits; reported when it is needed
         import_module("lxml.etree")
         import_module("pypdfium2")
     answers = os.fdopen(os.dup(1), "wb")

@@ -1,14 +1,9 @@
-"""What was found in a document, as the bytes of a Parquet file with one row.
+"""The steps of the document pipeline as handlers.
 
-The same content gives the same bytes, so a rerun changes no file. What it must not know: where
-the file goes.
-
-The steps of the document pipeline as handlers.
-
-Each says where its document is, calls the part that does the work, and returns what the next
-step needs. Id and path of a document come from the params of the run, never from what was
-extracted: equal content is extracted once, for whichever document came first. What this file
-must not know: how a document is read, or how anything is stored.
+Each names its document, calls the part that does the work, and returns what the next step needs.
+Id and path of a document come from the params of the run, never from the extraction: equal content
+is extracted once, for the first document that has it. The same content gives the same bytes of
+Parquet, so a rerun changes no file.
 """
 
 from __future__ import annotations
@@ -127,7 +122,7 @@ EXTRACT_RETRIES = 3
 SAVE_RETRIES = 3
 
 AUTO = "auto"
-"""Who has approved what nobody has looked at."""
+"""The name of the approver if no person has approved."""
 
 # Says which run extracted it, and when: true of that run alone, and in no file.
 _OF_THE_RUN = ("run_id", "started_at")
@@ -254,14 +249,14 @@ def line_items(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
         "count": len(items),
         "sum": added,
         "total": total,
-        # Taxes and shipping are no line items: what is missing is told, not judged.
+        # Taxes and shipping are no line items: a difference is reported, and is no error.
         "difference": None if total is None or not amounts else round(total - added, 4),
     }
 
 
 @handler("documents.auto_approve", max_retries=SAVE_RETRIES)
 def auto_approve(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
-    """Approves a review that nobody has decided on."""
+    """Approves a review that no person has decided on."""
     from dovetail.documents.reviews import open_reviews
 
     document = DocumentRun.of(ctx)

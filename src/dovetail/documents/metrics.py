@@ -1,17 +1,14 @@
-"""What is known of one processing of a document, from its beginning to the end of its run.
+"""Measurements: a row for each processing of a document, and three metrics for Prometheus.
 
 A row is provisional while the run goes on: `started`, and from `documents.record_metrics` on
 `extracted` or `known`. Only the end of the run makes it `success`, `cached` or `failed`, because a
 later step may fail, be killed or run out of time. The key is the run's id, so a step or a run that
 is delivered again finds its own row. The rules are pure: time is an argument.
 
-What is measured of each document: a row beside its review, and three metrics for Prometheus.
-
-Steps write a row that is provisional, and the end of the run settles it. The metrics count ends of
-runs: where this process knows how its run ended, it settles the row and counts if that was news.
-In a service `DocumentRunEnds` counts what the engine's listener is told, and rows are settled by
-the reader of the statistics. The metrics are ordinary ones of `prometheus_client`: the page
-`/metrics` of this process, or of its pool, has them. What it must not know: what was extracted.
+The metrics count ends of runs. A process that knows how its run ended settles the row, and counts
+the end if the row changed. In a service `DocumentRunEnds` counts the ends that the engine reports,
+and rows are settled when the statistics are read. The metrics are ordinary ones of
+`prometheus_client`, on the page `/metrics` of this process or of its pool.
 """
 
 from __future__ import annotations
@@ -113,7 +110,7 @@ def settled(document_id: str, key: str, *, good: bool, ended_at: float) -> Measu
 
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-# Finer above 0.8, from where on a document may be approved without anybody looking.
+# Finer above 0.8, from where on a document may be approved without a person.
 CONFIDENCE = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 0.99, 1.0)
 
 HANDLERS = "documents."
@@ -125,7 +122,7 @@ _making = threading.Lock()
 
 
 def begin(out: str | Path, document_id: str, run_id: str) -> None:
-    """Before the extraction: a process that is killed in it leaves a row that says so."""
+    """Before the extraction: a process that is killed during it leaves the row `started`."""
     from dovetail.documents.reviews import open_reviews
 
     hear_of_dags()
@@ -225,10 +222,10 @@ class DocumentRunEnds:
 
 def _of_a_run(run_id: str, status: str, found: Any) -> Measurement:
     """`found` is the output of `documents.record_metrics`, or of `documents.extract`."""
-    told = found if status == "COMPLETED" and isinstance(found, dict) else {}
-    cached = told.get("status") == CACHED or told.get("run_id", run_id) != run_id
+    output = found if status == "COMPLETED" and isinstance(found, dict) else {}
+    cached = output.get("status") == CACHED or output.get("run_id", run_id) != run_id
     ended = FAILED if status != "COMPLETED" else CACHED if cached else SUCCESS
-    seconds, confidence = _number(told.get("seconds")), _number(told.get("confidence"))
+    seconds, confidence = _number(output.get("seconds")), _number(output.get("confidence"))
     return Measurement("", run_id, ended, seconds, confidence, 0.0)
 
 
@@ -245,7 +242,7 @@ class _Metrics(NamedTuple):
 
 @cache
 def _metrics() -> _Metrics:
-    """Made at the first document: to import a library that nobody needs yet takes its time."""
+    """Made at the first document, because importing the library takes time."""
     from prometheus_client import Counter, Histogram
 
     return _Metrics(

@@ -1,13 +1,8 @@
-"""The processes that read what strangers made: started, asked, ended, and replaced.
+"""A file's bytes become text: text files here, other formats in reader processes.
 
-A parser that crashes or does not return costs the document that it was given, and no other: it
-runs `formats.py` in a process of its own, of which a few are kept. It must not know what is in
-the answers.
-
-A file's bytes become text, whatever the file is called and whoever made it.
-
-What kind a document is, its content says; of a wrong ending people are warned. Text files are
-read here, every other format by `readers.py`. It must not know what is looked for in the text.
+The content decides the kind of a document; a wrong ending of its name gives a warning. A parser
+that crashes or never returns costs its own document and no other: it runs `formats.py` in a
+process of its own, of which a few are kept.
 """
 
 from __future__ import annotations
@@ -51,7 +46,7 @@ _READERS_KNOW = frozenset(
         *("LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "HOME"),
     }
 )
-# A document that makes the reader do this would do it again; SIGKILL may have been anybody.
+# A document that crashes its reader so would do it again; SIGKILL may have other causes.
 _CRASHES = {
     signal.SIGSEGV,
     signal.SIGBUS,
@@ -135,7 +130,7 @@ def _start_anew() -> None:
 
 
 def start_readers() -> None:
-    """Start those that are free and not started, and wait until they can read."""
+    """Start the free readers that are not started, and wait until they can read."""
     free = []
     with suppress(queue.Empty):
         while True:
@@ -187,13 +182,13 @@ def ask_reader(kind: str, data: bytes, path: Path) -> dict[str, Any]:
 def _answer(
     reader: _Reader | None, kind: str, data: bytes, path: Path
 ) -> tuple[dict[str, Any], _Reader]:
-    """What a reader says, and who will read the next document.
+    """The answer of a reader, and the reader for the next document.
 
-    A reader that ends without a word may have been ended by anybody, so the document gets a
-    second one; and no third: whoever runs the node again would spend the same time again.
+    A reader that ends without an answer may have been killed from outside, so the document gets a
+    second reader, but no third: each retry of the node would spend the same time again.
     """
     if reader is not None and reader.process.poll() is not None:
-        reader.end()  # it died while nobody asked, and this document has nothing to do with it
+        reader.end()  # it died while idle: this document is not the cause
         reader = None
     ends: list[str] = []
     while True:
@@ -233,7 +228,7 @@ def _told(code: int, peak_bytes: int, kind: str, path: Path) -> str:
         ) from None
     if -code in _CRASHES:
         raise PermanentError(
-            f"{path.name}: whoever reads {kind} crashes on it ({signal.Signals(-code).name})",
+            f"{path.name}: the reader of {kind} crashes on it ({signal.Signals(-code).name})",
             type="corrupt",
         ) from None
     return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
@@ -269,7 +264,7 @@ _MAGIC = (
     (b"II*\x00", "tiff"),
     (b"MM\x00*", "tiff"),
 )
-# Known, so that people are told what would work instead of that it is garbage.
+# Known, so that the error names what would work instead.
 _REFUSED = (
     (b"{\\rtf", "an RTF text; save it as DOCX or PDF"),
     (b"GIF8", "a GIF picture; save it as PNG"),
@@ -372,7 +367,7 @@ def _too_large(path: Path, size: str, limit: int) -> PermanentError:
 
 
 def parse(data: bytes, path: Path) -> Reading:
-    """The text in these bytes; the path is for what is told of it, not for what it is."""
+    """The text in these bytes; the path is only for messages."""
     kind = _kind(data, path)
     pages, warnings = 1, []
     if kind == "txt":

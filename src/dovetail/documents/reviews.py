@@ -1,11 +1,9 @@
-"""The SQL of the files in this folder, by the names in their comments.
-
-Reviews: one for each document, with what was found and what people made of it.
+"""Reviews: one for each document, with the fields found and the decisions of people.
 
 The rules are functions here: what a new extraction, a correction and an approval do to a review.
-Two shelves keep reviews, SQLite and PostgreSQL; each lets a rule be alone with its review. Beside
-the reviews lie the measurements, one for each processing of a document. All calls block, and may
-come from any thread. What this file must not know: which database is behind it.
+Reviews are kept in SQLite or PostgreSQL; each store applies a rule to its review under a lock. The
+measurements are kept with them, one for each processing of a document. All calls block, and may
+come from any thread. The SQL is in the files of this folder, by the names in their comments.
 """
 
 from __future__ import annotations
@@ -81,10 +79,10 @@ class Review:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON, with times as the API writes them."""
-        told = asdict(self)
+        fields = asdict(self)
         for name in ("created_at", "updated_at", "corrected_at"):
-            told[name] = _rfc3339(told[name])
-        return {**told, "locked": list(self.locked)}
+            fields[name] = _rfc3339(fields[name])
+        return {**fields, "locked": list(self.locked)}
 
 
 Rule = Callable[[Review | None], Review]
@@ -104,7 +102,7 @@ class Shelf(Protocol):
     ) -> list[Review]: ...
 
     def change(self, document_id: str, rule: Rule) -> Review:
-        """Put what the rule makes of a review in its place; nobody changes it meanwhile.
+        """Replace a review by what the rule makes of it, under a lock.
 
         A rule that returns what it was given writes nothing. It may be asked more than once.
         What it raises is raised, and changes nothing.
@@ -145,7 +143,7 @@ class Reviews:
         """Take in what was extracted. The same again changes nothing, not even a time.
 
         What a person corrected stays. An approved review becomes pending again when the
-        content, or a field that nobody corrected, is no longer what was approved.
+        content, or a field that no person corrected, is no longer what was approved.
         """
         at = time.time() if now is None else now
         paths = self._relative(parquet_path), self._relative(json_path)
@@ -171,7 +169,7 @@ class Reviews:
         return self._decide(document_id, lambda before: corrected(before, changes, by, at))
 
     def approve(self, document_id: str, *, by: str, now: float | None = None) -> Review:
-        """Approved is approved: whoever comes second changes nothing. `NotFound`."""
+        """A second approval changes nothing. Raises `NotFound`."""
         at = time.time() if now is None else now
         return self._decide(document_id, lambda before: approved(before, by, at))
 
@@ -223,7 +221,7 @@ class Reviews:
         limit: int | None = None,
         after: str = "",
     ) -> list[Review]:
-        """By document id; those whose id begins with `prefix` and comes after `after`."""
+        """In the order of ids: reviews whose id begins with `prefix` and comes after `after`."""
         if status is not None and status not in STATUSES:
             raise ReviewError(f"no status '{status}'; there are: {', '.join(STATUSES)}")
         found = self._shelf.page(status, prefix, limit, after)
@@ -293,7 +291,7 @@ def corrected(before: Review, changes: Mapping[str, Any], by: str, now: float) -
 
 
 def approved(before: Review, by: str, now: float) -> Review:
-    """The review after somebody agreed with it."""
+    """The review after an approval."""
     if before.status == APPROVED:
         return before
     return replace(before, status=APPROVED, approved_by=by, updated_at=now)
@@ -335,7 +333,7 @@ def _rfc3339(at: float | None) -> str | None:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
 
 
-# --- those that are open in this process -------------------------------------------------------
+# --- the reviews that are open in this process -------------------------------------------------
 
 _open: OrderedDict[tuple[Path, str | None], Reviews] = OrderedDict()
 _opening = threading.Lock()
@@ -380,7 +378,7 @@ def _shelf(out: Path, url: str | None, sync: str) -> Shelf:
 
 
 def close_reviews() -> None:
-    """Let go of everything that is open in this process; whoever asks again opens it again."""
+    """Close everything that is open in this process; the next use opens it again."""
     with _opening:
         while _open:
             _open.popitem()[1].close()

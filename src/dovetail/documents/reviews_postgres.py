@@ -1,8 +1,7 @@
 """Reviews in PostgreSQL, for workers on several machines.
 
-Whoever asks may be a thread, a task of Celery with an event loop of its own, or a command; the
-connections live in one loop of one thread, so that all of them share a few. What it must not
-know: what a rule does.
+The caller may be a thread, a Celery task with its own event loop, or a command. The connections
+live in one loop of one thread, so that all callers share a few.
 """
 
 from __future__ import annotations
@@ -235,7 +234,7 @@ async def _nothing(connection: Any) -> None:
 
 
 def _library() -> Any:
-    """asyncpg, when a database is first used: who has none need not install it."""
+    """asyncpg, when a database is first used: without a database it need not be installed."""
     try:
         import asyncpg  # type: ignore[import-untyped]
     except ImportError:
@@ -261,7 +260,7 @@ def _row(review: Review) -> tuple[Any, ...]:
     )
 
 
-# --- those that are open in this process -------------------------------------------------------
+# --- the databases that are open in this process -----------------------------------------------
 
 _open: dict[str, Database] = {}
 _opening = threading.Lock()
@@ -275,7 +274,7 @@ def _database(url: str) -> Database:
 
 
 def close_databases() -> None:
-    """For the end of a process; whoever asks again is connected again."""
+    """For the end of a process; the next use connects again."""
     with _opening:
         while _open:
             _open.popitem()[1].close()

@@ -1,7 +1,7 @@
 """Reviews in a file beside the documents they are of.
 
-Several processes may use it. Those who write at the same time in one process share a
-transaction, and with it the price of its sync. What it must not know: what a rule does.
+Several processes may use it. Threads of one process that write at the same time share a
+transaction, and so the cost of its sync.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class SqliteShelf:
         request = _Request(work)
         self._waiting.append(request)
         with self._alone:
-            if not request.done:  # else whoever was alone before us has done it with theirs
+            if not request.done:  # else an earlier thread has committed it with its own
                 requests = [self._waiting.popleft() for _ in range(len(self._waiting))]
                 self._commit(requests)
         if request.error is not None:
@@ -208,7 +208,7 @@ class SqliteShelf:
         _switch_to_wal(connection)
         connection.execute("BEGIN IMMEDIATE")
         try:
-            version = _version(connection)  # somebody else may have made it meanwhile
+            version = _version(connection)  # another process may have made it meanwhile
             if version > SCHEMA_VERSION:
                 raise StoreError(
                     f"{self._path} was written by a newer Dovetail (schema {version}, this one "
@@ -257,7 +257,7 @@ class _Request:
         self.error: BaseException | None = None
 
     def do(self, connection: sqlite3.Connection) -> tuple[Any, Exception | None]:
-        """What a rule raises concerns only whoever asked: it came before anything was written."""
+        """An error of a rule goes to its caller alone: the rule had written nothing."""
         try:
             return self._work(connection), None
         except sqlite3.Error:
@@ -270,7 +270,7 @@ class _Request:
 
 
 def _has_open(found: os.stat_result) -> bool:
-    """Whether this process has that file open. Where nobody can say, it is taken for granted."""
+    """Whether this process has that file open; True where the system cannot say."""
     for folder in ("/proc/self/fd", "/dev/fd"):
         with suppress(OSError):
             return any(_is_same(int(name), found) for name in os.listdir(folder))  # noqa: PTH208

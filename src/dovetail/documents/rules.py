@@ -1,12 +1,9 @@
-"""Days as people write them, and which of several is the day a document was issued.
+"""Fields by rules: what a document says of itself, found without a language model.
 
-It must not know what the document is.
-
-Fields by rules: what a document says of itself, found without asking anybody.
-
-German and English, and what else is written the same way. The same text always gives the same
-fields. A rule says how sure it is; what it does not find is null. Time is bounded: it looks at
-the beginning and the end of a long text, and no pattern takes more than one walk over a line.
+German and English, and all that is written the same way. The same text always gives the same
+fields. Each rule gives its confidence; a field that it does not find is null. Of several days, the
+rules choose the one on which the document was issued. Time is bounded: only the beginning and the
+end of a long text are read, and no pattern passes a line more than once.
 """
 
 from __future__ import annotations
@@ -347,7 +344,7 @@ def _is_title(cell: str, kind: str) -> bool:
 def _vendor_of(
     text: str, rows: Sequence[TableRow], lowered: str, kind: str
 ) -> tuple[str | None, float]:
-    """Who issued it: whom it says so, a firm in its head, or whoever stands on top."""
+    """The issuer: a labelled name, a firm in the head, or the first name of the text."""
     if kind == "contract" and (found := _first_party(text)):
         return found, 0.9
     best: tuple[float, str] | None = None
@@ -358,7 +355,7 @@ def _vendor_of(
             best = (sure, name)
     if best is None:
         return None, 0.0
-    # What nobody can tell the type of need not begin with a name either.
+    # A text of unknown type need not begin with a name either.
     return best[1], round(best[0] if kind != "other" else 0.6 * best[0], 4)
 
 

@@ -1,8 +1,7 @@
-"""What the measurements of documents come to: how many an hour, how long, how well.
+"""The statistics of documents, from their measurements: how many an hour, how long, how well.
 
-Pure: rows in, figures out. How fast it was is asked of the time in which it worked: from the
-beginning of the first document to the end of the last, without the pauses in between, in which
-nobody had given it anything to do. What it must not know: where the rows are kept.
+Pure: rows in, figures out. The rate is over the time of work: from the beginning of the first
+document to the end of the last, without pauses in which there was nothing to do.
 """
 
 from __future__ import annotations
@@ -178,7 +177,7 @@ def of(
 def _given(
     rows: Sequence[Measured], since: float | None, until: float | None
 ) -> list[tuple[float, float]]:
-    """A window with both ends is taken as it is: whoever names it means all of it."""
+    """A window with both ends counts as a whole."""
     return [(since, until)] if rows and since is not None and until is not None else []
 
 

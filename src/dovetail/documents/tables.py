@@ -1,7 +1,7 @@
 """Rows with amounts: what was sold, and what it comes to.
 
 Reads a text as lines of cells, names each row by its label, and checks that the numbers add up:
-that they do is the best sign that they were read right. It must not know about days or vendors.
+that they do is the best sign that they were read right.
 """
 
 from __future__ import annotations
@@ -253,8 +253,8 @@ def _items(rows: Sequence[TableRow], decimal: str) -> list[LineItem]:
 
 
 def _counted(item: LineItem, quantity: float | None, unit_price: float) -> LineItem:
-    told = item.model_copy(update={"quantity": quantity, "unit_price": unit_price})
-    return told if _agrees(told) else item
+    counted = item.model_copy(update={"quantity": quantity, "unit_price": unit_price})
+    return counted if _agrees(counted) else item
 
 
 def _agrees(item: LineItem) -> bool:
@@ -265,7 +265,7 @@ def _agrees(item: LineItem) -> bool:
 
 
 def _multiply(quantity: float, unit_price: float, cost: float) -> bool:
-    # A price is told in whole cents, so each piece may be half a cent off.
+    # A price is given in whole cents, so each piece may be half a cent off.
     return abs(quantity * unit_price - cost) < 0.006 + 0.005 * abs(quantity)
 
 

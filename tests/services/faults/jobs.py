@@ -10,11 +10,11 @@ import os
 import signal
 import sys
 
-from dovetail.cli import app, main
-from dovetail.cli.commands import orchestrator, serve, worker
+from dovetail.cli import app, backend, main
+from dovetail.cli.commands import services
 from dovetail.wiring import distributed
 
-PRELOADED = [app, distributed, orchestrator, serve, worker]
+PRELOADED = [app, backend, distributed, services]
 
 
 def dovetail(folder: str, args: list[str], env: dict[str, str]) -> None:

@@ -6,33 +6,54 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from hashlib import sha256
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from dovetail.cli import output as streams
-from dovetail.cli.batching import BatchSession, Items, ItemsSummary, SentBatch
 from dovetail.cli.failures import INVALID, InvalidInput
 from dovetail.cli.files import File, report_of
+from dovetail.cli.options import AsJson, DefinitionFile, Handlers, declarations, on_target
 from dovetail.cli.output import Write, document_if
-from dovetail.cli.target import checked_for_this_place, settings_of_this_place
+from dovetail.cli.target import check_on_target, target_settings
 from dovetail.cli.text import counted
-from dovetail.core.definition.model import Workflow
-from dovetail.handlers.builtin import load_registry
-from dovetail.telemetry.logs import show_logs
-from dovetail.wiring.embedded import definition_limits
+
+if TYPE_CHECKING:
+    from dovetail.cli.batching import ItemsSummary
+    from dovetail.core.definition.model import Workflow
 
 QUIET_SECONDS = 2.0
 
+app = declarations()
 
-def run_batch(
-    path: str,
-    items_path: str,
-    handlers: Sequence[str],
-    key: str | None,
-    *,
-    retry_failed: bool,
-    as_json: bool,
+
+@app.command()
+@on_target
+def batch(
+    file: DefinitionFile,
+    items: Annotated[
+        str, typer.Option(metavar="FILE", help="JSON Lines: one object per line, a run's params.")
+    ],
+    handlers: Handlers = None,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="K",
+            help="What tells this batch from others; default: the content of both files.",
+        ),
+    ] = None,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Retry its runs that failed or were cancelled.")
+    ] = False,
+    as_json: AsJson = False,
 ) -> int:
+    """Run a workflow once for each line of a file.
+
+    The same command again goes on where it was: nothing is run twice. Exit code: 0 all completed,
+    1 some did not, 2 invalid definition or items, 130 cancelled by Ctrl-C.
+    """
     with document_if(as_json) as write:
-        return _run(path, items_path, handlers, key, retry_failed, write)
+        return _run(file, items, handlers or (), key, retry_failed, write)
 
 
 def _run(
@@ -43,56 +64,61 @@ def _run(
     retry_failed: bool,
     write: Write | None,
 ) -> int:
-    settings = settings_of_this_place()
+    from dovetail.cli.batching import BatchSession, Items, ServerBatch
+    from dovetail.handlers.builtin import load_registry
+    from dovetail.telemetry.logs import show_logs
+    from dovetail.wiring.embedded import definition_limits
+
+    settings = target_settings()
     registry = load_registry(settings, handlers)
     limits = definition_limits(settings)
     file = File(path, limits)
-    checked = checked_for_this_place(file, limits, registry)
+    checked = check_on_target(file, limits, registry)
     for line in report_of(file, checked):
         streams.complain(line)
     if checked.workflow is None:
         return INVALID
     items = Items(items_path, checked.workflow.params, limits)
-    survey = items.survey(_sign_of_life(items.name))
-    if survey.bad_lines:
-        _report(items.name, survey)
+    summary = items.check_all(_sign_of_life(items.name))
+    if summary.bad_lines:
+        _report(items.name, summary)
         return INVALID
-    if not survey.count:
+    if not summary.count:
         raise InvalidInput(f"{items.name} has no items: one JSON object per line, each a run")
-    for warning in survey.warnings:
+    for warning in summary.warnings:
         streams.complain([("warning: ", "bold wait"), (warning, "")])
-    if survey.more_warnings:
-        more = counted(survey.more_warnings, "more warning")
+    if summary.more_warnings:
+        more = counted(summary.more_warnings, "more warning")
         streams.complain([("warning: ", "bold wait"), (f"{items.name}: and {more}", "")])
     show_logs(settings)
-    key = key or _key(checked.workflow, survey)
-    kind = BatchSession if settings.server is None else SentBatch
-    batch = kind(settings, registry, checked, items, survey, key, write, retry_failed=retry_failed)
+    key = key or _key(checked.workflow, summary)
+    kind = BatchSession if settings.server is None else ServerBatch
+    batch = kind(settings, registry, checked, items, summary, key, write, retry_failed=retry_failed)
     return batch.run()
 
 
-def _key(workflow: Workflow, survey: ItemsSummary) -> str:
-    """The same for the same definition and items, so that the same command line goes on."""
+def _key(workflow: Workflow, summary: ItemsSummary) -> str:
+    """The same for the same definition and items, so that the same command line continues."""
     definition = sha256(workflow.model_dump_json().encode()).hexdigest()
-    return f"batch-{sha256(f'{definition} {survey.digest}'.encode()).hexdigest()}"
+    return f"batch-{sha256(f'{definition} {summary.digest}'.encode()).hexdigest()}"
 
 
-def _report(name: str, survey: ItemsSummary) -> None:
-    for problem in survey.problems:
+def _report(name: str, summary: ItemsSummary) -> None:
+    for problem in summary.problems:
         streams.complain(problem)
-    bad = f"{counted(survey.bad_lines, 'line')} of {survey.count:,} cannot be run"
+    bad = f"{counted(summary.bad_lines, 'line')} of {summary.count:,} cannot be run"
     streams.complain([(f"{name}: ", "bold"), (f"{bad}; nothing was made", "bad")])
 
 
 def _sign_of_life(name: str) -> Callable[[int], None]:
-    """Checking a million lines takes a while: say so, once it does."""
+    """Print once that the lines are checked, if that takes long."""
     say_at = time.monotonic() + QUIET_SECONDS
-    told = False
+    printed = False
 
     def on_line(number: int) -> None:
-        nonlocal told
-        if not told and number % 1000 == 0 and time.monotonic() > say_at:
-            told = True
+        nonlocal printed
+        if not printed and number % 1000 == 0 and time.monotonic() > say_at:
+            printed = True
             streams.complain([(f"checking {name} …", "dim")])
             sys.stderr.flush()
 

@@ -1,39 +1,30 @@
-"""`dovetail doctor`: what could keep runs from working here, each with what to do about it."""
+"""`dovetail doctor`: what could stop runs from working here, each with its fix."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dovetail.cli import output as streams
 from dovetail.cli.failures import FAILED, InvalidInput
+from dovetail.cli.options import AsJson, Handlers, declarations, on_target
 from dovetail.cli.output import document_if, json_bytes
-from dovetail.cli.target import settings_of_this_place
+from dovetail.cli.target import target_settings
 from dovetail.cli.text import Line, counted, pad, plain
-from dovetail.client import http_client
-from dovetail.config import (
-    FILE,
-    HOSTS_SUFFIX,
-    SECRET_PREFIX,
-    Settings,
-    SettingsError,
-    env_name,
-    hosts_variable,
-    load_settings,
-    unknown_variables,
-)
 from dovetail.core.errors import DovetailError, StoreError
-from dovetail.core.redaction import weakness
-from dovetail.handlers.builtin import load_registry
-from dovetail.wiring.embedded import attached, broker_findings, database_findings, redis_findings
+
+if TYPE_CHECKING:
+    from dovetail.config import Settings
+
+app = declarations()
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What is found; if it is `ok` and yet there is a `fix`, it is a warning."""
+    """A finding. One that is `ok` and has a `fix` is a warning."""
 
     check: str
     ok: bool
@@ -41,9 +32,15 @@ class CheckResult:
     fix: str | None = None
 
 
-def examine(handlers: Sequence[str], *, as_json: bool) -> int:
+@app.command()
+@on_target
+def doctor(handlers: Handlers = None, as_json: AsJson = False) -> int:
+    """Check settings, handlers, and where runs are kept. Exit code: 0 fine, 1 not.
+
+    That is the file, or Redis and PostgreSQL with the services on them.
+    """
     with document_if(as_json) as write:
-        findings = list(_findings(handlers))
+        findings = list(_findings(handlers or ()))
         if write is not None:
             write(json_bytes([asdict(finding) for finding in findings]))
     if not as_json:
@@ -73,8 +70,12 @@ def _lines(findings: Sequence[CheckResult]) -> Iterator[Line]:
 
 
 def _findings(handlers: Sequence[str]) -> Iterator[CheckResult]:
+    import asyncio
+
+    from dovetail.config import FILE, SettingsError
+
     try:
-        settings = settings_of_this_place()
+        settings = target_settings()
     except (SettingsError, InvalidInput) as error:
         yield CheckResult("settings", False, str(error), f"correct it in {FILE} or the environment")
         return
@@ -84,7 +85,7 @@ def _findings(handlers: Sequence[str]) -> Iterator[CheckResult]:
     if settings.server is not None:
         yield from asyncio.run(_server(settings))  # it has its own settings, handlers and store
         return
-    yield from _elsewhere(settings)
+    yield from _archive(settings)
     yield from _secrets(settings)
     yield _handlers(settings, handlers)
     if settings.redis_url is not None:
@@ -96,7 +97,9 @@ def _findings(handlers: Sequence[str]) -> Iterator[CheckResult]:
 
 
 def _unknown_variables() -> Iterator[CheckResult]:
-    """A warning: they stop nothing, and may be there for somebody else."""
+    """Warnings: they stop nothing, and another program may use them."""
+    from dovetail.config import unknown_variables
+
     for name, meant in unknown_variables().items():
         hint = f" (did you mean {meant}?)" if meant else ""
         fix = f"set {meant} instead" if meant else "unset it, if it was meant for Dovetail"
@@ -104,7 +107,9 @@ def _unknown_variables() -> Iterator[CheckResult]:
         yield CheckResult("variable", True, message, fix)
 
 
-def _elsewhere(settings: Settings) -> Iterator[CheckResult]:
+def _archive(settings: Settings) -> Iterator[CheckResult]:
+    from dovetail.config import env_name, load_settings
+
     # As it is set, whatever --embedded says: with Redis the archive has its use.
     if settings.database_url is not None and load_settings().redis_url is None:
         name, other = env_name("database_url"), env_name("redis_url")
@@ -113,7 +118,10 @@ def _elsewhere(settings: Settings) -> Iterator[CheckResult]:
 
 
 def _secrets(settings: Settings) -> Iterator[CheckResult]:
-    """Warnings: which secrets cannot be told from other words, and which may go anywhere."""
+    """Warnings: secrets that are too weak to be masked, and secrets that may go to any host."""
+    from dovetail.config import HOSTS_SUFFIX, SECRET_PREFIX, env_name, hosts_variable
+    from dovetail.core.redaction import weakness
+
     named = {f"{SECRET_PREFIX}{name}": value for name, value in settings.secrets.items()}
     for field in ("llm_api_key", "token"):
         named[env_name(field)] = getattr(settings, field) or ""
@@ -137,6 +145,8 @@ def _secrets(settings: Settings) -> Iterator[CheckResult]:
 
 
 def _handlers(settings: Settings, specs: Sequence[str]) -> CheckResult:
+    from dovetail.handlers.builtin import load_registry
+
     try:
         known = load_registry(settings, specs).handlers()
     except DovetailError as error:
@@ -154,17 +164,22 @@ def _place_for_a_file(path: Path) -> CheckResult:
 
 
 async def _file(settings: Settings) -> list[CheckResult]:
-    """What the store itself has to say about its file, and about the runs in it."""
+    """The findings of the store itself about its file and the runs in it."""
+    from dovetail.wiring.embedded import attached
+
     try:
         async with attached(settings) as commands:
-            told = await commands.records.doctor()
+            found = await commands.records.doctor()
     except StoreError as error:
         return [CheckResult("file", False, str(error), _another_file())]
-    return _told(told)
+    return _results(found)
 
 
 async def _server(settings: Settings) -> list[CheckResult]:
-    """Whether the server lets this user in, and has somebody to run nodes."""
+    """Whether the server accepts the token, and has a worker."""
+    from dovetail.client import http_client
+    from dovetail.config import env_name
+
     with http_client():
         from dovetail.client.connection import ServerConnection, ServerUnreachable
         from dovetail.client.errors import HOW_TO_GIVE_A_TOKEN, AccessDenied
@@ -186,16 +201,22 @@ async def _server(settings: Settings) -> list[CheckResult]:
 
 
 async def _redis(settings: Settings) -> list[CheckResult]:
-    """What servers have to say about themselves; with them, no file is used."""
+    """The findings of Redis, the broker and PostgreSQL; with them, no file is used."""
+    import asyncio
+
+    from dovetail.wiring.embedded import broker_findings, database_findings, redis_findings
+
     found = await asyncio.gather(
         redis_findings(settings), broker_findings(settings), database_findings(settings)
     )
-    return _told([finding for part in found for finding in part])
+    return _results([finding for part in found for finding in part])
 
 
-def _told(told: Sequence[tuple[str, bool, str, str]]) -> list[CheckResult]:
-    return [CheckResult(check, ok, message, fix or None) for check, ok, message, fix in told]
+def _results(found: Sequence[tuple[str, bool, str, str]]) -> list[CheckResult]:
+    return [CheckResult(check, ok, message, fix or None) for check, ok, message, fix in found]
 
 
 def _another_file() -> str:
+    from dovetail.config import env_name
+
     return f"or let {env_name('db')} name a file elsewhere"

@@ -1,38 +1,48 @@
-"""`dovetail handlers`: what a node's `handler` may name here, or where services run nodes."""
+"""`dovetail handlers`: the handlers known here or, on services, those that workers announced."""
 
 from __future__ import annotations
 
-import asyncio
 import textwrap
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dovetail.cli import output as streams
+from dovetail.cli.options import AsJson, Handlers, declarations, on_target
 from dovetail.cli.output import json_bytes
-from dovetail.cli.target import is_shared, settings_of_this_place
+from dovetail.cli.target import is_shared, target_settings
 from dovetail.cli.text import Line, cells, clip, plain, table
-from dovetail.client import http_client
-from dovetail.config import Settings, load_settings
-from dovetail.handlers.builtin import load_registry
-from dovetail.handlers.registry import Handler, Registry
+
+if TYPE_CHECKING:
+    from dovetail.config import Settings
+    from dovetail.handlers.registry import Handler, Registry
 
 _INDENT = "    "
-MOST_WORKERS = 5
+MAX_WORKERS = 5
 """So many workers of a handler are named."""
 
+app = declarations()
 
-def list_handlers(specs: Sequence[str], *, as_json: bool) -> None:
-    settings = settings_of_this_place()
-    if is_shared(settings) and not specs:
+
+@app.command()
+@on_target
+def handlers(handlers: Handlers = None, as_json: AsJson = False) -> None:
+    """List the handlers known here: origin, retries, version and config.
+
+    On Redis or a server: those that workers have announced, and which workers.
+    """
+    from dovetail.config import load_settings
+    from dovetail.handlers.builtin import load_registry
+
+    settings = target_settings()
+    if is_shared(settings) and not handlers:
         _list_announced(settings, as_json=as_json)
         return
     if as_json:
         with streams.document() as write:
-            registry = load_registry(load_settings(), specs)
+            registry = load_registry(load_settings(), handlers or ())
             found = [_described(known, registry) for known in registry.handlers()]
             write(json_bytes(found))
         return
-    registry = load_registry(load_settings(), specs)
+    registry = load_registry(load_settings(), handlers or ())
     known = registry.handlers()
     names = {handler.name: _names(handler, registry) for handler in known}
     width = max(map(len, names.values()))
@@ -58,7 +68,9 @@ def list_handlers(specs: Sequence[str], *, as_json: bool) -> None:
 
 
 def _list_announced(settings: Settings, *, as_json: bool) -> None:
-    """Where services run nodes, these are the handlers that count, not those of this machine."""
+    """On services, the handlers of workers matter, not those of this machine."""
+    import asyncio
+
     if as_json:
         with streams.document() as write:
             write(json_bytes(asyncio.run(_announced(settings))))
@@ -69,8 +81,8 @@ def _list_announced(settings: Settings, *, as_json: bool) -> None:
         return
     rows: list[Line] = [[(name, "dim") for name in ("HANDLER", "RETRIES", "VERSION", "WORKERS")]]
     for one in found:
-        workers = ", ".join(plain(worker) for worker in one["workers"][:MOST_WORKERS])
-        more = len(one["workers"]) - MOST_WORKERS
+        workers = ", ".join(plain(worker) for worker in one["workers"][:MAX_WORKERS])
+        more = len(one["workers"]) - MAX_WORKERS
         rows.append(
             [
                 (plain(one["name"]), "bold"),
@@ -84,8 +96,8 @@ def _list_announced(settings: Settings, *, as_json: bool) -> None:
     for row, known in zip(table(rows, streams.room()), [{}, *found], strict=True):
         streams.say(row)
         if where := known.get("secrets"):
-            told = "anywhere in its config" if where is True else f"in {', '.join(where)}"
-            streams.say([(f"{_INDENT}secrets: {plain(told)}", "dim")])
+            words = "anywhere in its config" if where is True else f"in {', '.join(where)}"
+            streams.say([(f"{_INDENT}secrets: {plain(words)}", "dim")])
 
 
 def _known(value: int | None) -> str:
@@ -97,6 +109,8 @@ async def _announced(settings: Settings) -> list[dict[str, Any]]:
         from dovetail.wiring.health import announced_handlers
 
         return await announced_handlers(settings)
+    from dovetail.client import http_client
+
     with http_client():
         from dovetail.client.connection import ServerConnection
     async with ServerConnection(settings.server, settings.token) as server:

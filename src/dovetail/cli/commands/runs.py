@@ -1,65 +1,84 @@
-"""`dovetail runs list|show|why|events|results|verify`: what is known of runs."""
+"""`dovetail runs list|show|why|events|results|verify`: read runs."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from itertools import chain, islice
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
 
 from dovetail.cli import output as streams
 from dovetail.cli.board import LONGEST_ID, Board, NodeRow, id_width, row_line
 from dovetail.cli.failures import FAILED
-from dovetail.cli.interruptible import Stopping, perform
+from dovetail.cli.options import AsJson, Run, declarations, on_target
 from dovetail.cli.output import json_text, print_json
 from dovetail.cli.summary import (
+    INTERRUPTED,
     causes,
     command,
     error_words,
+    interrupted,
     result_lines,
     resume_hint,
     retry_hint,
     seconds_taken,
+    short_id,
     status_piece,
 )
 from dovetail.cli.target import (
     ask,
     chosen_run,
     drivers,
-    handlers_to_name,
-    looking,
-    settings_of_this_place,
+    handlers_hint,
+    open_reader,
+    target_settings,
 )
-from dovetail.cli.text import Line, age, clip, counted, duration, plain, printable, table
-from dovetail.cli.waiting import INTERRUPTED, interrupted, see_to_end, short_id
+from dovetail.cli.text import Line, age, clip, counted, duration, plain, printable, seconds, table
 from dovetail.core.errors import BrokenRun
 from dovetail.core.states import RunStatus
-from dovetail.engine.api import EngineApi
-from dovetail.engine.explain import counts
-from dovetail.engine.ports import RunQuery
-from dovetail.engine.views import RunSnapshot, seconds
 
-MOST_ROWS = 100
+if TYPE_CHECKING:
+    from dovetail.cli.interruptible import Stopping
+    from dovetail.engine.api import EngineApi
+    from dovetail.engine.views import RunSnapshot
+
+MAX_ROWS = 100
 """Nodes of one run on a screen; all of them are in `--json`."""
 _PAGE = 500
-MOST_DAMAGE = 5
+MAX_DAMAGE = 5
+
+app = declarations()
 
 
 # ── list ─────────────────────────────────────────────────────────────────────────────────
 
 
+@app.command("list")
+@on_target
 def list_runs(
-    *,
-    status: str | None,
-    workflow: str | None,
-    batch: str | None,
-    limit: int,
-    cursor: str | None,
-    as_json: bool,
+    status: Annotated[
+        Literal["PENDING", "RUNNING", "COMPLETED", "FAILED", "CANCELLED"] | None,
+        typer.Option(case_sensitive=False, help="Only runs in this state."),
+    ] = None,
+    workflow: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only runs of this workflow.")
+    ] = None,
+    batch: Annotated[
+        str | None, typer.Option(metavar="ID", help="Only runs of this batch; its first digits do.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most.")] = 20,
+    cursor: Annotated[
+        str | None, typer.Option(metavar="C", help="Go on where an earlier list ended.")
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
+    """List runs, the newest first."""
+    from dovetail.engine.ports import RunQuery
+
     async def question(commands: EngineApi) -> tuple[dict[str, Any], set[str], set[str]]:
         whole = None if batch is None else await commands.find_batch(batch)
         query = RunQuery(status, workflow, whole, limit, cursor)
@@ -85,15 +104,15 @@ def list_runs(
         streams.say(_fitted(line))
     if undriven:
         of_these = " of these" if page["next_cursor"] else ""
-        told = f"{interrupted(len(undriven), of_these)}: "
-        streams.say([(told, "wait"), (command("runs", "resume"), "bold")])
+        words = f"{interrupted(len(undriven), of_these)}: "
+        streams.say([(words, "wait"), (command("runs", "resume"), "bold")])
     if page["next_cursor"]:
         streams.say([(f"more:  --cursor {page['next_cursor']}", "dim")])
 
 
 async def _undriven(commands: EngineApi, items: Iterable[dict[str, Any]]) -> set[str]:
-    if settings_of_this_place().server is not None:
-        return set()  # it takes over what nobody drives
+    if target_settings().server is not None:
+        return set()  # the server takes over runs that no process drives
     return {
         run["run_id"]
         for run in items
@@ -109,17 +128,17 @@ async def _can_be_read(commands: EngineApi, run_id: str) -> bool:
     return True
 
 
-def _list_row(run: dict[str, Any], told: str | None, now: float) -> Line:
+def _list_row(run: dict[str, Any], note: str | None, now: float) -> Line:
     version = "" if run["version"] is None else f" v{run['version']}"
     took = "" if run["duration"] is None else duration(run["duration"])
-    note = (_error_note(run["error"]), "dim") if told is None else (told, "wait")
+    last = (_error_note(run["error"]), "dim") if note is None else (note, "wait")
     return [
         (run["run_id"][:6], "bold"),
         status_piece(run["status"]),
         (clip(plain(run["workflow"]), LONGEST_ID) + version, ""),
         (age(run["created_at"], now), ""),
         (took, ""),
-        note,
+        last,
     ]
 
 
@@ -140,9 +159,13 @@ def _fitted(line: Line) -> Line:
 # ── show ─────────────────────────────────────────────────────────────────────────────────
 
 
-def show_run(given: str | None, *, as_json: bool) -> None:
+@app.command()
+@on_target
+def show(run: Run = None, as_json: AsJson = False) -> None:
+    """Show a run: its nodes, and its result or what failed."""
+
     async def question(commands: EngineApi) -> dict[str, Any] | list[Line]:
-        run_id = await chosen_run(commands, given)
+        run_id = await chosen_run(commands, run)
         if as_json:
             return await commands.get_run(run_id)
         return [line async for line in _shown(commands, await commands.snapshot(run_id))]
@@ -167,7 +190,7 @@ async def _shown(commands: EngineApi, snapshot: RunSnapshot) -> AsyncIterator[Li
     created = f"{age(run['created_at'], now)}, {run['created_at']}"
     facts = [("id", run_id), ("created", created), ("took", _took(run, now))]
     if owner in ("here", "elsewhere"):
-        facts.append(("driven by", drivers(settings_of_this_place())))
+        facts.append(("driven by", drivers(target_settings())))
     if params := run["params"]:
         facts.append(("params", clip(printable(json.dumps(params, ensure_ascii=False)), 500)))
     for line in table([[(f"  {name}", "dim"), (value, "")] for name, value in facts]):
@@ -186,11 +209,11 @@ async def _shown(commands: EngineApi, snapshot: RunSnapshot) -> AsyncIterator[Li
 
 
 def _damage_lines(damage: Sequence[str], short: str) -> Iterator[Line]:
-    """What is wrong with the run's state, and what rebuilds it."""
-    for sentence in damage[:MOST_DAMAGE]:
+    """How the run's state is damaged, and the commands that rebuild or end it."""
+    for sentence in damage[:MAX_DAMAGE]:
         yield [("  damaged: ", "bad"), (plain(sentence), "")]
-    if len(damage) > MOST_DAMAGE:
-        yield [(f"  and {len(damage) - MOST_DAMAGE:,} more; runs verify tells all", "dim")]
+    if len(damage) > MAX_DAMAGE:
+        yield [(f"  and {len(damage) - MAX_DAMAGE:,} more; runs verify tells all", "dim")]
     if damage:
         yield [("  rebuild it:  ", "dim"), (command("runs", "repair", short), "bold")]
         yield [("  or end it:  ", "dim"), (command("runs", "cancel", short), "bold")]
@@ -209,11 +232,11 @@ def _took(run: dict[str, Any], now: float) -> str:
 
 
 def _rows(board: Board, now: float) -> Iterator[Line]:
-    """Of a run with more nodes than anyone reads: those that tell most."""
+    """All nodes; of a large run only those that failed, run or wait for a time."""
     rows: Iterable[NodeRow] = board.rows
-    if len(board.rows) > MOST_ROWS:
+    if len(board.rows) > MAX_ROWS:
         telling = chain(board.failed.values(), board.running.values(), board.delayed.values())
-        rows = islice(telling, MOST_ROWS)
+        rows = islice(telling, MAX_ROWS)
     ids = id_width(board.rows)
     shown = 0
     for row in rows:
@@ -230,24 +253,28 @@ async def _next_step(
     if owner == "gone":
         yield [
             (f"{INTERRUPTED}; ", "wait"),
-            *resume_hint(short, handlers_to_name(run)),
+            *resume_hint(short, handlers_hint(run)),
         ]
     elif run["finished_at"] is not None and run["status"] != RunStatus.COMPLETED:
         plan = await commands.plan_retry(run["run_id"])
-        yield retry_hint(run["status"], short, plan, handlers_to_name(run))
+        yield retry_hint(run["status"], short, plan, handlers_hint(run))
 
 
 # ── why ──────────────────────────────────────────────────────────────────────────────────
 
 
-def explain_run(given: str | None, *, as_json: bool) -> None:
+@app.command()
+@on_target
+def why(run: Run = None, as_json: AsJson = False) -> None:
+    """Explain what each unfinished node waits for."""
+
     async def question(commands: EngineApi) -> dict[str, Any] | list[Line]:
-        run_id = await chosen_run(commands, given)
+        run_id = await chosen_run(commands, run)
         explained = await commands.explain(run_id)
         if as_json:
             return explained
-        run = await commands.get_run(run_id)
-        lines = [line async for line in _explained(commands, run, explained["nodes"])]
+        loaded = await commands.get_run(run_id)
+        lines = [line async for line in _explained(commands, loaded, explained["nodes"])]
         damage = explained.get("damage", ())
         return [*lines, *_damage_lines(damage, await short_id(commands, run_id))]
 
@@ -262,23 +289,25 @@ def explain_run(given: str | None, *, as_json: bool) -> None:
 async def _explained(
     commands: EngineApi, run: dict[str, Any], nodes: list[dict[str, Any]]
 ) -> AsyncIterator[Line]:
+    from dovetail.engine.explain import counts
+
     found = counts(run["nodes"])
     every = counted(len(run["nodes"]), "node")
     completed = f"{found.pop('completed', 0):,} of {every} completed"
-    told = ", ".join([completed, *(f"{count:,} {word}" for word, count in found.items())])
-    yield [*_title(run), (f": {told}", "")]
+    words = ", ".join([completed, *(f"{count:,} {word}" for word, count in found.items())])
+    yield [*_title(run), (f": {words}", "")]
     rows: list[Line] = [
         [
             (f"  {clip(node['id'], LONGEST_ID)}", "bold"),
             (node["status"], ""),
             (plain(node["why"]), ""),
         ]
-        for node in nodes[:MOST_ROWS]
+        for node in nodes[:MAX_ROWS]
     ]
     for line in table(rows):
         yield line
-    if len(nodes) > MOST_ROWS:
-        yield [(f"  and {len(nodes) - MOST_ROWS:,} more; --json prints all", "dim")]
+    if len(nodes) > MAX_ROWS:
+        yield [(f"  and {len(nodes) - MAX_ROWS:,} more; --json prints all", "dim")]
     if run["status"] == RunStatus.FAILED:
         for line in causes(run):
             yield line
@@ -292,50 +321,75 @@ async def _explained(
 # ── events, results ──────────────────────────────────────────────────────────────────────
 
 
-def list_events(given: str | None, after: int, *, as_json: bool) -> None:
+@app.command()
+@on_target
+def events(
+    run: Run = None,
+    after: Annotated[
+        int, typer.Option(metavar="SEQ", min=0, help="Only events after this number.")
+    ] = 0,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on with what happens, until the run's last event.")
+    ] = False,
+    as_json: AsJson = False,
+) -> int:
+    """List what has happened to a run so far.
+
+    With --follow and --json each event is a line of its own.
+    """
+    if follow:
+        return _follow_events(run, after, as_json=as_json)
+
     async def question(commands: EngineApi) -> list[dict[str, Any]]:
-        return await commands.events(await chosen_run(commands, given), after=after)
+        return await commands.events(await chosen_run(commands, run), after=after)
 
-    events = ask(question)
+    found = ask(question)
     if as_json:
-        print_json(events)
-        return
-    width = len(str(events[-1]["seq"])) if events else 0
-    for event in events:
+        print_json(found)
+        return 0
+    width = len(str(found[-1]["seq"])) if found else 0
+    for event in found:
         streams.say(_event_line(event, width))
+    return 0
 
 
-def follow_events(given: str | None, after: int, *, as_json: bool) -> int:
-    """Each event when it happens; to the exit code, which says nothing of how the run ended."""
-    settings = settings_of_this_place()
+def _follow_events(given: str | None, after: int, *, as_json: bool) -> int:
+    """Print each event when it happens. The exit code does not depend on how the run ends."""
+    import asyncio
 
-    async def work(stopping: Stopping) -> int:
-        async with looking(settings) as commands:
+    from dovetail.cli.interruptible import run_interruptible
+    from dovetail.cli.run_pool import wait_for_end
+
+    settings = target_settings()
+
+    async def follow(stopping: Stopping) -> int:
+        async with open_reader(settings) as commands:
             run_id = await chosen_run(commands, given)
-            telling = _tell_events(commands, run_id, after, as_json=as_json)
-            told = asyncio.create_task(stopping.while_read(telling))
-            ended = asyncio.create_task(see_to_end(commands, run_id, take_over=False, nodes=False))
-            asked = asyncio.create_task(stopping.wait())
+            work = _print_events(commands, run_id, after, as_json=as_json)
+            printing = asyncio.create_task(stopping.while_read(work))
+            end = wait_for_end(commands, run_id, take_over=False, nodes=False)
+            ended = asyncio.create_task(end)
+            stop = asyncio.create_task(stopping.wait())
             try:
-                await asyncio.wait({told, ended, asked}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({printing, ended, stop}, return_when=asyncio.FIRST_COMPLETED)
                 if ended.done() and ended.result() is None:
-                    needed = handlers_to_name(await commands.get_run(run_id))
+                    needed = handlers_hint(await commands.get_run(run_id))
                     hint = resume_hint(await short_id(commands, run_id), needed)
                     streams.complain([(f"{INTERRUPTED}; ", "wait"), *hint])
                     return FAILED
-                await asyncio.wait({told, asked}, return_when=asyncio.FIRST_COMPLETED)
-                if told.done():
-                    told.result()
+                await asyncio.wait({printing, stop}, return_when=asyncio.FIRST_COMPLETED)
+                if printing.done():
+                    printing.result()
             finally:
-                for task in (told, ended, asked):
+                for task in (printing, ended, stop):
                     task.cancel()
-                await asyncio.gather(told, ended, asked, return_exceptions=True)
+                await asyncio.gather(printing, ended, stop, return_exceptions=True)
         return 0 if stopping.asked is None else stopping.asked.value
 
-    return perform(work, lambda asked: None, settings.drain_seconds)
+    return run_interruptible(follow, lambda request: None, settings.drain_seconds)
 
 
-async def _tell_events(commands: EngineApi, run_id: str, after: int, *, as_json: bool) -> None:
+async def _print_events(commands: EngineApi, run_id: str, after: int, *, as_json: bool) -> None:
     async for event in commands.watch(run_id, after):
         streams.say(json_text(event) if as_json else _event_line(event, _SEQ_WIDTH))
         sys.stdout.flush()
@@ -362,15 +416,25 @@ def _event_line(event: dict[str, Any], width: int) -> Line:
     ]
 
 
-def print_results(given: str | None, *, partial: bool, as_json: bool) -> None:
+@app.command()
+@on_target
+def results(
+    run: Run = None,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Also of a run that has not ended.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print the result of a run; --json: every output, too."""
+
     async def question(commands: EngineApi) -> dict[str, Any]:
-        return await commands.results(await chosen_run(commands, given), partial=partial)
+        return await commands.results(await chosen_run(commands, run), partial=partial)
 
     found = ask(question)
     if as_json:
         print_json(found)
         return
-    # The result of a run that did not complete has holes; what there is, is in its outputs.
+    # The result of a run that did not complete is incomplete; its outputs are all there is.
     whole = found["status"] == RunStatus.COMPLETED
     if not whole:
         streams.complain([status_piece(found["status"]), (": the outputs that are there", "dim")])
@@ -381,10 +445,18 @@ def print_results(given: str | None, *, partial: bool, as_json: bool) -> None:
 # ── verify ───────────────────────────────────────────────────────────────────────────────
 
 
-def verify_runs(given: str | None, *, every: bool, as_json: bool) -> int:
+@app.command()
+@on_target
+def verify(
+    run: Run = None,
+    every: Annotated[bool, typer.Option("--all", help="Verify every run.")] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Replay a run's stored events through the rules. Exit code: 0 they agree, 1 they do not."""
+
     async def question(commands: EngineApi) -> list[dict[str, Any]]:
         if not every:
-            run_id = await chosen_run(commands, given)
+            run_id = await chosen_run(commands, run)
             return [{"run_id": run_id, "divergences": await commands.verify(run_id)}]
         return [
             {"run_id": run_id, "divergences": await commands.verify(run_id)}
@@ -392,13 +464,13 @@ def verify_runs(given: str | None, *, every: bool, as_json: bool) -> int:
         ]
 
     verified = ask(question)
-    wrong = [run for run in verified if run["divergences"]]
+    wrong = [one for one in verified if one["divergences"]]
     if as_json:
         print_json({"items": verified})
         return FAILED if wrong else 0
-    for run in wrong:
-        streams.say([(run["run_id"][:6], "bold"), (": diverges from the rules", "bad")])
-        for sentence in run["divergences"]:
+    for one in wrong:
+        streams.say([(one["run_id"][:6], "bold"), (": diverges from the rules", "bad")])
+        for sentence in one["divergences"]:
             streams.say(f"  {plain(sentence)}")
     good = len(verified) - len(wrong)
     if good or not verified:
@@ -408,6 +480,8 @@ def verify_runs(given: str | None, *, every: bool, as_json: bool) -> int:
 
 
 async def _every_run(commands: EngineApi) -> AsyncIterator[str]:
+    from dovetail.engine.ports import RunQuery
+
     cursor: str | None = None
     while True:
         page = await commands.list_runs(RunQuery(limit=_PAGE, cursor=cursor))

@@ -3,31 +3,46 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import yaml
+import typer
 
 from dovetail.cli import output as streams
 from dovetail.cli.failures import INVALID
 from dovetail.cli.files import File, report_of
+from dovetail.cli.options import (
+    AsJson,
+    DefinitionFile,
+    Handlers,
+    WorkflowName,
+    declarations,
+    on_target,
+)
 from dovetail.cli.output import document_if, json_bytes, print_json
 from dovetail.cli.summary import command
-from dovetail.cli.target import ask, checked_for_this_place, is_shared, settings_of_this_place
+from dovetail.cli.target import ask, check_on_target, is_shared, target_settings
 from dovetail.cli.text import Line, age, plain, table
-from dovetail.core.definition.validation import Checked
-from dovetail.engine.api import EngineApi
-from dovetail.handlers.builtin import load_registry
-from dovetail.wiring.embedded import definition_limits
+
+if TYPE_CHECKING:
+    from dovetail.core.definition.validation import Checked
+    from dovetail.engine.api import EngineApi
+
+app = declarations()
 
 
-def register_file(path: str, handlers: Sequence[str], *, as_json: bool) -> int:
-    settings = settings_of_this_place()
+@app.command()
+@on_target
+def register(file: DefinitionFile, handlers: Handlers = None, as_json: AsJson = False) -> int:
+    """Register a definition; changed content is a new version. Exit code: 0, or 2 invalid."""
+    from dovetail.handlers.builtin import load_registry
+    from dovetail.wiring.embedded import definition_limits
+
+    settings = target_settings()
     with document_if(as_json) as write:  # loading handlers may print
         limits = definition_limits(settings)
-        file = File(path, limits)
-        checked = checked_for_this_place(file, limits, load_registry(settings, handlers))
-        for line in report_of(file, checked):
+        read = File(file, limits)
+        checked = check_on_target(read, limits, load_registry(settings, handlers or ()))
+        for line in report_of(read, checked):
             streams.complain(line)
         if checked.workflow is None:
             return INVALID
@@ -36,10 +51,10 @@ def register_file(path: str, handlers: Sequence[str], *, as_json: bool) -> int:
             write(json_bytes(registered))
             return 0
     name = plain(registered["name"])
-    said = "registered" if registered["created"] else "unchanged"
-    streams.say([(f"{name} ", "bold"), (f"version {registered['version']}, {said}", "")])
+    outcome = "registered" if registered["created"] else "unchanged"
+    streams.say([(f"{name} ", "bold"), (f"version {registered['version']}, {outcome}", "")])
     if registered["created"]:
-        known = () if is_shared(settings) else handlers
+        known = () if is_shared(settings) else handlers or ()
         typed = command("trigger", registered["name"], handlers=known)
         streams.say([("run it with:  ", "dim"), (typed, "bold")])
     return 0
@@ -49,10 +64,20 @@ def _register(checked: Checked) -> dict[str, Any]:
     async def question(commands: EngineApi) -> dict[str, Any]:
         return (await commands.register(checked))._asdict()
 
-    return ask(question, keeps=True)
+    return ask(question, create=True)
 
 
-def list_workflows(limit: int, cursor: str | None, *, as_json: bool) -> None:
+@app.command("list")
+@on_target
+def list_workflows(
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most.")] = 50,
+    cursor: Annotated[
+        str | None, typer.Option(metavar="C", help="Go on where an earlier list ended.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the registered workflows."""
+
     async def question(commands: EngineApi) -> dict[str, Any]:
         return await commands.workflows(limit=limit, cursor=cursor)
 
@@ -84,7 +109,18 @@ def _aliases(aliases: dict[str, int]) -> str:
     return ", ".join(f"{plain(name)} = {version}" for name, version in sorted(aliases.items()))
 
 
-def show_workflow(name: str, version: str | None, *, as_json: bool) -> None:
+@app.command()
+@on_target
+def show(
+    name: WorkflowName,
+    version: Annotated[
+        str | None, typer.Option(metavar="N", help="A version's number or alias; default: latest.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the definition of a workflow as YAML."""
+    import yaml
+
     wanted = int(version) if version is not None and version.isdecimal() else version
 
     async def question(commands: EngineApi) -> dict[str, Any]:
@@ -103,7 +139,11 @@ def show_workflow(name: str, version: str | None, *, as_json: bool) -> None:
         streams.say(row)
 
 
-def delete_workflow(name: str, *, as_json: bool) -> None:
+@app.command()
+@on_target
+def delete(name: WorkflowName, as_json: AsJson = False) -> None:
+    """Delete a workflow with all its versions; its finished runs stay."""
+
     async def question(commands: EngineApi) -> None:
         await commands.delete_workflow(name)
 
@@ -114,7 +154,29 @@ def delete_workflow(name: str, *, as_json: bool) -> None:
     streams.say([(f"{plain(name)} ", "bold"), ("deleted; its runs stay", "")])
 
 
-def set_alias(name: str, alias: str, version: int, *, as_json: bool) -> None:
+@app.command()
+@on_target
+def alias(
+    name: WorkflowName,
+    alias: Annotated[str, typer.Argument(metavar="ALIAS", help="Such as prod.")],
+    version: Annotated[
+        int | None, typer.Argument(metavar="VERSION", min=1, help="A version's number.")
+    ] = None,
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Forget the alias; the version stays.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Let an alias name a version, or forget the alias."""
+    if delete == (version is not None):
+        raise typer.BadParameter("give a version, or --delete")
+    if version is None:
+        _delete_alias(name, alias, as_json=as_json)
+    else:
+        _set_alias(name, alias, version, as_json=as_json)
+
+
+def _set_alias(name: str, alias: str, version: int, *, as_json: bool) -> None:
     async def question(commands: EngineApi) -> dict[str, Any]:
         return await commands.set_alias(name, alias, version)
 
@@ -125,7 +187,7 @@ def set_alias(name: str, alias: str, version: int, *, as_json: bool) -> None:
     streams.say([(f"{plain(name)} ", "bold"), (f"{plain(alias)} = {version}", "")])
 
 
-def delete_alias(name: str, alias: str, *, as_json: bool) -> None:
+def _delete_alias(name: str, alias: str, *, as_json: bool) -> None:
     async def question(commands: EngineApi) -> None:
         await commands.delete_alias(name, alias)
 

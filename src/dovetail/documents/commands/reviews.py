@@ -7,34 +7,42 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
 
 from dovetail.cli import output as streams
 from dovetail.cli.failures import InvalidInput
+from dovetail.cli.options import AsJson, declarations
 from dovetail.cli.output import print_json
 from dovetail.cli.summary import command
-from dovetail.cli.text import Line, clip, plain, table
-from dovetail.core.errors import Conflict, NotFound
-from dovetail.documents.commands.process import (
-    HEAD,
-    document_row,
-    folder_of,
-    kept_of,
-    money,
-    sure_piece,
-    typed_out,
-    warnings_in,
-)
+from dovetail.cli.text import Line, Piece, clip, plain, table
+from dovetail.core.errors import Conflict, NotFound, PermanentError
+from dovetail.documents.commands import By, Document, Out, folder_of, typed_out
+from dovetail.documents.files import read_file
 from dovetail.documents.reviews import FIELDS, PENDING, Review, Reviews, open_reviews
 
-MOST_MATCHES = 5
-MOST_ITEMS = 20
+MAX_MATCHES = 5
+MAX_ITEMS = 20
 _LONGEST = 60
 
+app = declarations()
 
+
+@app.command("list")
 def list_reviews(
-    out: str | None, *, status: str | None, limit: int, after: str, as_json: bool
+    status: Annotated[
+        Literal["pending", "approved"] | None, typer.Option(help="Only those in this state.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = 50,
+    after: Annotated[
+        str, typer.Option(metavar="ID", help="Go on after this document, where a list ended.")
+    ] = "",
+    out: Out = None,
+    as_json: AsJson = False,
 ) -> None:
+    """List documents with what was found in them."""
     # One more than wanted says whether there are more.
     found = open_reviews(folder_of(out)).list(status, limit=limit + 1, after=after)
     items, more = found[:limit], found[limit:]
@@ -52,8 +60,10 @@ def list_reviews(
         streams.say([(f"more:  --after {plain(items[-1].document_id)}", "dim")])
 
 
-def show_review(out: str | None, given: str, *, as_json: bool) -> None:
-    review = _chosen(open_reviews(folder_of(out)), given)
+@app.command()
+def show(document: Document, out: Out = None, as_json: AsJson = False) -> None:
+    """Show all that was found in a document, and how sure that is."""
+    review = _chosen(open_reviews(folder_of(out)), document)
     if as_json:
         print_json(review.as_dict())
         return
@@ -64,15 +74,30 @@ def show_review(out: str | None, given: str, *, as_json: bool) -> None:
         streams.say([("if that is right:  ", "dim"), (words, "bold")])
 
 
-def correct_review(
-    out: str | None, given: str, changes: Sequence[str], by: str | None, *, as_json: bool
+@app.command()
+def correct(
+    document: Document,
+    changes: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FIELD=VALUE", help="As in total=12.50; nothing after the = empties a field."
+        ),
+    ],
+    by: By = None,
+    out: Out = None,
+    as_json: AsJson = False,
 ) -> None:
+    """Put fields right. No extraction changes them after that."""
     values = dict(map(_change, changes))
-    _decide(out, given, lambda reviews, name: reviews.correct(name, values, by=_who(by)), as_json)
+    _decide(
+        out, document, lambda reviews, name: reviews.correct(name, values, by=_who(by)), as_json
+    )
 
 
-def approve_review(out: str | None, given: str, by: str | None, *, as_json: bool) -> None:
-    _decide(out, given, lambda reviews, name: reviews.approve(name, by=_who(by)), as_json)
+@app.command()
+def approve(document: Document, by: By = None, out: Out = None, as_json: AsJson = False) -> None:
+    """Say that a document's fields are right."""
+    _decide(out, document, lambda reviews, name: reviews.approve(name, by=_who(by)), as_json)
 
 
 def _decide(
@@ -119,12 +144,12 @@ def _chosen(reviews: Reviews, given: str) -> Review:
     found = reviews.get(given)
     if found is not None:
         return found
-    matches = reviews.list(prefix=given, limit=MOST_MATCHES + 1) if given else []
+    matches = reviews.list(prefix=given, limit=MAX_MATCHES + 1) if given else []
     if len(matches) == 1:
         return matches[0]
     if matches:
-        names = [review.document_id for review in matches[:MOST_MATCHES]]
-        more = " and more" if len(matches) > MOST_MATCHES else ""
+        names = [review.document_id for review in matches[:MAX_MATCHES]]
+        more = " and more" if len(matches) > MAX_MATCHES else ""
         raise Conflict(f"'{given}' may be {', '.join(names)}{more}; write more of it")
     known = [review.document_id for review in reviews.list(limit=_ASKED)]
     near = get_close_matches(given, known, n=1)
@@ -189,17 +214,17 @@ def _items(items: Sequence[Mapping[str, Any]]) -> Iterator[Line]:
             (_per_piece(item), "dim"),
             ("" if item["amount"] is None else money(item["amount"]), ""),
         ]
-        for item in items[:MOST_ITEMS]
+        for item in items[:MAX_ITEMS]
     ]
     yield from table(rows, streams.room()) if rows else ()
-    if len(items) > MOST_ITEMS:
-        yield [(f"    and {len(items) - MOST_ITEMS:,} more; --json prints all of them", "dim")]
+    if len(items) > MAX_ITEMS:
+        yield [(f"    and {len(items) - MAX_ITEMS:,} more; --json prints all of them", "dim")]
 
 
 def _per_piece(item: Mapping[str, Any]) -> str:
     quantity, price = item["quantity"], item["unit_price"]
-    told = [f"{quantity:g}" if quantity is not None else "", money(price) if price else ""]
-    return " × ".join(part for part in told if part)
+    parts = [f"{quantity:g}" if quantity is not None else "", money(price) if price else ""]
+    return " × ".join(part for part in parts if part)
 
 
 def _files(review: Review) -> Iterator[tuple[str, str]]:
@@ -213,3 +238,60 @@ def _confidences(kept: Mapping[str, Any]) -> Mapping[str, float]:
     with suppress(ValueError, KeyError, TypeError, AttributeError):
         return {name: float(value) for name, value in kept["confidences"].items()}
     return {}
+
+
+LONGEST = 36
+_LONGEST_WARNING = 200
+SURE = 0.8
+"""What is below it is worth a look, and is shown so."""
+HEAD: Line = [
+    (name, "dim") for name in ("DOCUMENT", "TYPE", "VENDOR", "DATE", "TOTAL", "CONFIDENCE", "STATE")
+]
+
+
+def document_row(name: str, found: Mapping[str, Any], state: str) -> Line:
+    return [
+        (clip(plain(name), LONGEST), "bold"),
+        (plain(found.get("type") or "–"), ""),
+        (clip(plain(found.get("vendor") or "–"), LONGEST), ""),
+        (plain(found.get("date") or "–"), ""),
+        (total_words(found), ""),
+        sure_piece(found.get("confidence")),
+        (state, _STYLES.get(state.partition(",")[0], "")),
+    ]
+
+
+_STYLES = {"approved": "good", "pending": "wait", "failed": "bad"}
+
+
+def total_words(found: Mapping[str, Any]) -> str:
+    total, currency = found.get("total"), found.get("currency")
+    if total is None:
+        return "–"
+    return f"{money(total)} {plain(currency)}" if currency else money(total)
+
+
+def money(amount: float) -> str:
+    """With cents, and with more digits only if there are some."""
+    cents = f"{amount:,.2f}"
+    return cents if float(cents.replace(",", "")) == amount else f"{amount:,.4f}"
+
+
+def kept_of(json_path: str) -> dict[str, Any]:
+    """What its file says: how sure each field is, and the warnings. The file may be gone."""
+    with suppress(OSError, ValueError, PermanentError):
+        found = json.loads(read_file(Path(json_path)))
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
+def warnings_in(kept: Mapping[str, Any]) -> list[str]:
+    found = kept.get("warnings")
+    return [clip(plain(one), _LONGEST_WARNING) for one in found] if isinstance(found, list) else []
+
+
+def sure_piece(confidence: float | None) -> Piece:
+    if confidence is None:
+        return "–", "dim"
+    return f"{confidence:.2f}", "" if confidence >= SURE else "wait"

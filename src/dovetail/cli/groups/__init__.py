@@ -1,1 +1,0 @@
-"""The commands that have commands below them: names, arguments and help texts only."""
