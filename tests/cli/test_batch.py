@@ -75,7 +75,7 @@ def ended(process: subprocess.Popen[bytes]) -> Outcome:
     return Outcome(process.returncode, out.decode(), err.decode())
 
 
-def test_each_line_is_one_run_and_all_completed_is_exit_code_0(desk: Shell) -> None:
+def test_each_line_is_one_run_and_all_completed_gives_exit_code_0(desk: Shell) -> None:
     write_items(desk, *range(1, 13))
     done = desk(*BATCH)
     assert done.code == 0, done.err
@@ -85,7 +85,7 @@ def test_each_line_is_one_run_and_all_completed_is_exit_code_0(desk: Shell) -> N
     assert sorted(int(n) for n, _, _ in numbers(desk)) == list(range(1, 13))
 
 
-def test_failures_are_told_with_their_lines_and_what_to_type_next(desk: Shell) -> None:
+def test_failures_are_reported_with_their_lines_and_the_next_command(desk: Shell) -> None:
     write_items(desk, 1, 13, 2, 113)
     done = desk(*BATCH)
     assert done.code == 1
@@ -97,7 +97,7 @@ def test_failures_are_told_with_their_lines_and_what_to_type_next(desk: Shell) -
     assert hint == f"fix it, then:  {again}      reruns 2, reuses 2"
 
 
-def test_many_failures_are_counted_beyond_the_first(desk: Shell) -> None:
+def test_failures_beyond_the_first_are_counted(desk: Shell) -> None:
     write_items(desk, *(13 + 100 * n for n in range(9)), *([13] * 6))
     lines = desk(*BATCH).out.splitlines()
     assert len([line for line in lines if line.startswith("  items.jsonl:")]) == 10
@@ -106,7 +106,7 @@ def test_many_failures_are_counted_beyond_the_first(desk: Shell) -> None:
     assert listing.out.count("FAILED") == 15
 
 
-def test_the_same_command_again_makes_nothing_twice(desk: Shell) -> None:
+def test_repeating_the_batch_command_creates_nothing_twice(desk: Shell) -> None:
     write_items(desk, 1, 13, 2)
     first = desk(*BATCH)
     again = desk(*BATCH)
@@ -116,7 +116,7 @@ def test_the_same_command_again_makes_nothing_twice(desk: Shell) -> None:
     assert first.out.splitlines()[-2:] == again.out.splitlines()[-2:]  # the failure and the hint
 
 
-def test_failed_runs_are_retried_when_asked_for(desk: Shell) -> None:
+def test_failed_runs_are_retried_on_request(desk: Shell) -> None:
     write_items(desk, 1, 13, 2)
     desk(*BATCH)
     desk.write("fixed", "")
@@ -128,7 +128,7 @@ def test_failed_runs_are_retried_when_asked_for(desk: Shell) -> None:
     assert [line[2] for line in numbers(desk) if line[0] == "1"] == ["1.1"]
 
 
-def test_other_items_are_another_batch_and_a_key_of_ones_own_is_kept(desk: Shell) -> None:
+def test_other_items_give_another_batch_and_an_explicit_key_is_kept(desk: Shell) -> None:
     write_items(desk, 1)
     one = json.loads(desk(*BATCH, "--json").out)
     write_items(desk, 2)
@@ -143,7 +143,7 @@ def test_other_items_are_another_batch_and_a_key_of_ones_own_is_kept(desk: Shell
     assert "mine" in other.err
 
 
-def test_json_is_the_batch_of_the_api(desk: Shell) -> None:
+def test_the_json_output_is_the_batch_of_the_api(desk: Shell) -> None:
     write_items(desk, 1, 13)
     done = desk(*BATCH, "--json")
     assert done.code == 1
@@ -156,7 +156,7 @@ def test_json_is_the_batch_of_the_api(desk: Shell) -> None:
     assert [run["index"] for run in batch["runs"]] == [0, 1]
 
 
-def test_one_bad_line_and_nothing_is_made(desk: Shell) -> None:
+def test_one_bad_line_creates_no_runs(desk: Shell) -> None:
     desk.write("items.jsonl", '{"n": 1}\n\n{"n": "x"}\n[1]\n{"n": 2\n')
     done = desk(*BATCH)
     assert done.code == 2
@@ -173,21 +173,21 @@ def test_one_bad_line_and_nothing_is_made(desk: Shell) -> None:
     ("items", "said"),
     [("-", "not from stdin"), ("none.jsonl", "there is no file"), ("empty.jsonl", "has no items")],
 )
-def test_items_that_cannot_be_are_refused(desk: Shell, items: str, said: str) -> None:
+def test_invalid_items_are_refused(desk: Shell, items: str, said: str) -> None:
     desk.write("empty.jsonl", "\n\n")
     done = desk("batch", "flow.yaml", "--items", items, "--handlers", "numbers.py")
     assert done.code == 2
     assert said in done.err
 
 
-def test_a_definition_that_cannot_be_is_refused(desk: Shell) -> None:
+def test_an_invalid_definition_of_a_batch_is_refused(desk: Shell) -> None:
     write_items(desk, 1)
     done = desk("batch", "flow.yaml", "--items", "items.jsonl")
     assert done.code == 2
     assert "unknown_handler" in done.err
 
 
-def test_a_killed_batch_goes_on_where_it_was(desk: Shell) -> None:
+def test_a_killed_batch_continues_where_it_stopped(desk: Shell) -> None:
     """Some have ended, some run, most are not made yet; all end once."""
     write_items(desk, *range(1, 61), *range(1000, 1060), *range(200, 213))
     process = desk.start(*BATCH, DOVETAIL_CONCURRENCY="8")
@@ -231,7 +231,7 @@ def test_sigterm_hands_the_batch_back(desk: Shell) -> None:
     assert len(listed(desk)) == 4
 
 
-def test_ctrl_c_cancels_what_is_in_flight_and_makes_no_more(desk: Shell) -> None:
+def test_ctrl_c_cancels_the_runs_in_flight_and_creates_no_more(desk: Shell) -> None:
     write_items(desk, *range(1000, 1100))
     process = desk.start(*BATCH, DOVETAIL_CONCURRENCY="2")
     desk.wait_for(lambda: len(numbers(desk)) == 2, "two never ran")
@@ -248,7 +248,7 @@ def test_ctrl_c_cancels_what_is_in_flight_and_makes_no_more(desk: Shell) -> None
     assert len(listed(desk)) == 100
 
 
-def test_ctrl_c_cancels_even_if_a_handler_blocks_everything(desk: Shell) -> None:
+def test_ctrl_c_cancels_even_if_a_handler_blocks_the_loop(desk: Shell) -> None:
     desk.write("numbers.py", HANDLERS.replace("await asyncio.sleep(0.02)", "time.sleep(60)"))
     desk.write("numbers.py", "import time\n" + (desk.directory / "numbers.py").read_text())
     write_items(desk, 1000, 1001)
@@ -263,7 +263,7 @@ def test_ctrl_c_cancels_even_if_a_handler_blocks_everything(desk: Shell) -> None
     assert {run["status"] for run in listed(desk)} == {"CANCELLED"}
 
 
-def test_a_run_that_failed_but_had_not_finished_is_taken_over_too(desk: Shell) -> None:
+def test_a_failed_run_with_unfinished_nodes_is_also_taken_over(desk: Shell) -> None:
     desk.write(
         "flow.yaml",
         FLOW.replace("[a]}", "[a]}\n  - {id: slow, handler: numbered, config: {n: 1000}}"),
@@ -279,7 +279,7 @@ def test_a_run_that_failed_but_had_not_finished_is_taken_over_too(desk: Shell) -
     assert (run["status"], run["finished_at"] is not None) == ("FAILED", True)
 
 
-def test_a_batch_handed_back_as_json_says_on_stderr_how_to_go_on(desk: Shell) -> None:
+def test_a_batch_handed_back_as_json_prints_the_next_command_on_stderr(desk: Shell) -> None:
     write_items(desk, 1000)
     process = desk.start(*BATCH, "--json", DOVETAIL_DRAIN_SECONDS="0.1")
     desk.wait_for(lambda: numbers(desk), "nothing ever ran")
@@ -303,7 +303,7 @@ def test_two_processes_share_one_batch(desk: Shell) -> None:
     assert len(listed(desk)) == len(numbers(desk)) == 75
 
 
-def test_ctrl_c_leaves_alone_what_another_process_drives(desk: Shell) -> None:
+def test_ctrl_c_does_not_cancel_the_runs_of_another_process(desk: Shell) -> None:
     write_items(desk, *range(1000, 1004))
     one = desk.start(*BATCH)
     desk.wait_for(lambda: len(numbers(desk)) == 4, "four never ran")
@@ -318,7 +318,7 @@ def test_ctrl_c_leaves_alone_what_another_process_drives(desk: Shell) -> None:
     assert len(numbers(desk)) == 4
 
 
-def test_the_survivor_of_two_takes_over_what_the_other_drove(desk: Shell) -> None:
+def test_a_surviving_process_takes_over_the_runs_of_a_killed_one(desk: Shell) -> None:
     write_items(desk, *range(1000, 1004))
     one = desk.start(*BATCH)
     desk.wait_for(lambda: len(numbers(desk)) == 4, "four never ran")
@@ -333,7 +333,7 @@ def test_the_survivor_of_two_takes_over_what_the_other_drove(desk: Shell) -> Non
     assert {attempt for _, _, attempt in numbers(desk)} == {"1.1", "1.2"}
 
 
-def test_a_log_gets_a_line_every_few_seconds(
+def test_plain_progress_prints_a_line_every_few_seconds(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
@@ -348,7 +348,7 @@ def test_a_log_gets_a_line_every_few_seconds(
     assert capsys.readouterr().out.splitlines() == ["1 of 10 done", "1 of 10 done, 5.0s passed"]
 
 
-def test_batches_are_listed_and_shown_by_the_beginning_of_their_id(shell: Shell) -> None:
+def test_batches_are_listed_and_are_shown_by_id_prefix(shell: Shell) -> None:
     assert shell("batches", "list").out.startswith("no batch here yet")
     shell.write("flow.yaml", "name: flow\nnodes: [{id: start, handler: input}]\n")
     shell.write("items.jsonl", '{"n": 1}\n{"n": 2}\n')
@@ -374,7 +374,7 @@ def test_batches_are_listed_and_shown_by_the_beginning_of_their_id(shell: Shell)
     assert (refused.code, "no batch 'nobody'" in refused.err) == (1, True)
 
 
-def test_an_alias_is_deleted(shell: Shell) -> None:
+def test_the_cli_deletes_an_alias(shell: Shell) -> None:
     shell.write("flow.yaml", "name: flow\nnodes: [{id: start, handler: input}]\n")
     shell("workflows", "register", "flow.yaml")
     shell("workflows", "alias", "flow", "prod", "1")

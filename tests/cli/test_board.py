@@ -25,7 +25,7 @@ def line(board: Board, now: float = 100.0) -> str:
     return bare(row_line(board.rows[0], 1, now))
 
 
-def test_a_row_tells_the_story_of_its_node() -> None:
+def test_a_row_shows_the_progress_of_its_node() -> None:
     board = Board(["a", "b"])
     assert line(board) == "○ a"
     board.apply(event("node.queued", attempt=0))
@@ -75,7 +75,7 @@ def test_a_node_that_did_not_run_says_why(kind: str, data: dict[str, object], sa
     assert line(board) == said
 
 
-def test_the_run_has_a_state_too() -> None:
+def test_the_board_shows_the_state_of_the_run() -> None:
     board = Board(["a"])
     assert board.apply(event("run.started", None)) is None
     assert board.status is RunStatus.RUNNING
@@ -118,7 +118,7 @@ def test_a_retry_reopens_every_row_that_neither_completed_nor_still_runs() -> No
     assert (b.started, b.reason, b.attempt) == (None, None, 0)
 
 
-def test_a_retry_from_a_node_reopens_all_that_depends_on_it() -> None:
+def test_a_retry_from_a_node_reopens_all_its_descendants() -> None:
     board = ended_badly()
     board.apply(event("run.retried", None, **{"from": "a"}))
     assert set(after(board).values()) == {"PENDING", "RUNNING"}
@@ -126,7 +126,7 @@ def test_a_retry_from_a_node_reopens_all_that_depends_on_it() -> None:
     assert board.counts[NodeStatus.COMPLETED] == 0
 
 
-def test_a_board_of_now_reads_as_one_that_has_heard_every_event() -> None:
+def test_a_board_from_a_snapshot_equals_a_board_from_every_event() -> None:
     nodes = {
         "a": [],
         "b": ["a"],
@@ -163,7 +163,7 @@ def test_a_board_of_now_reads_as_one_that_has_heard_every_event() -> None:
         assert set(getattr(now, group)) == set(getattr(told, group))
 
 
-def test_a_log_tells_of_a_retry_and_of_what_was_done_before(
+def test_the_plain_view_reports_a_retry_and_the_nodes_completed_before(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     view = PlainView(ended_badly())
@@ -179,14 +179,14 @@ def test_a_log_tells_of_a_retry_and_of_what_was_done_before(
     ]
 
 
-def test_every_node_event_of_the_log_is_understood_or_left_out_on_purpose() -> None:
+def test_every_node_event_is_handled_or_ignored_on_purpose() -> None:
     full = {"fraction": 0.5, "message": "", "until": 1.0, "resource_tag": "t", "delay": 1.0}
     full |= {"retry": 1, "error": {"type": "E", "message": "m"}, "reason": "run_cancelled"}
     changed = {kind for kind in NODE_EVENTS if Board(["a"]).apply(event(kind, **full))}
     assert set(NODE_EVENTS) - changed == {"result.refused"}
 
 
-def test_a_quiet_log_gives_a_sign_of_life(
+def test_a_quiet_run_still_prints_a_line_now_and_then(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
@@ -204,7 +204,9 @@ def test_a_quiet_log_gives_a_sign_of_life(
     assert capsys.readouterr().out == "● still running: n0, n1, n2, n3, n4 and 3 more\n"
 
 
-def test_progress_and_short_waits_do_not_flood_a_log(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_and_short_waits_do_not_flood_the_plain_view(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     view = PlainView(Board(["a"]))
     view.show(event("node.parked", until=100.4, resource_tag="t"))
     view.show(event("node.started"))

@@ -18,7 +18,9 @@ from .conftest import Outcome, Shell, environment
 Command = Callable[..., Outcome]
 
 
-def test_the_starter_validates_and_runs_offline_as_it_is(command: Command, shell: Shell) -> None:
+def test_the_starter_validates_and_runs_offline_without_changes(
+    command: Command, shell: Shell
+) -> None:
     done = command("new", "research")
     assert done.code == 0
     assert done.out.splitlines() == [
@@ -61,14 +63,14 @@ def test_a_name_that_no_workflow_can_have_is_refused(
 
 
 @pytest.mark.parametrize("name", ["1.5", "true", "null", "0x1f", "a.b-c_d"])
-def test_a_name_stays_text_whatever_it_looks_like(
+def test_a_workflow_name_stays_text_whatever_it_looks_like(
     command: Command, shell: Shell, name: str
 ) -> None:
     assert command("new", name).code == 0
     assert yaml.safe_load((shell.directory / f"{name}.yaml").read_text())["name"] == name
 
 
-def test_the_schema_accepts_the_starter_and_refuses_a_slip(command: Command, shell: Shell) -> None:
+def test_the_schema_accepts_the_starter_and_refuses_a_typo(command: Command, shell: Shell) -> None:
     schema = json.loads(command("schema").out)
     command("new", "demo")
     starter = yaml.safe_load((shell.directory / "demo.yaml").read_text())
@@ -104,7 +106,7 @@ def test_handlers_as_json_has_the_config_schemas(command: Command) -> None:
     assert all(found["origin"] == "built in" for found in listed.values())
 
 
-def test_the_version_is_that_of_the_package(command: Command) -> None:
+def test_the_version_option_prints_the_version_of_the_package(command: Command) -> None:
     assert command("--version").out == f"dovetail {__version__}\n"
 
 
@@ -138,7 +140,7 @@ def test_help_of_a_group_names_every_command_of_it_in_full_sentences(
 
 
 @pytest.mark.parametrize("words", ["runs", "runs retry", "workflows show", "batch"])
-def test_help_below_a_command_loads_nothing_that_help_does_not_need(words: str) -> None:
+def test_help_of_a_command_imports_only_what_help_needs(words: str) -> None:
     # Not pydantic: Typer itself takes it to read arguments.
     script = (
         f"import sys; sys.argv = ['dovetail', *{words.split()!r}, '--help']\n"
@@ -156,7 +158,7 @@ def test_help_below_a_command_loads_nothing_that_help_does_not_need(words: str) 
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
 
 
-def test_it_is_a_module_too() -> None:
+def test_the_cli_runs_as_a_module() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "dovetail", "--version"],
         capture_output=True,

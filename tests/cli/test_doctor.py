@@ -24,7 +24,7 @@ def findings(done: Outcome) -> dict[str, dict[str, object]]:
     return {found["check"]: found for found in json.loads(done.out)}
 
 
-def test_all_is_fine_before_the_first_run_and_after_it(command: Command, shell: Shell) -> None:
+def test_doctor_passes_before_the_first_run_and_after_it(command: Command, shell: Shell) -> None:
     before = command("doctor")
     assert before.code == 0
     assert f"✓ file      {DB} is not there yet; the first run makes it" in before.out
@@ -39,7 +39,7 @@ def test_all_is_fine_before_the_first_run_and_after_it(command: Command, shell: 
     assert {"settings", "handlers", "file", "integrity"} <= set(found)
 
 
-def test_wrong_settings_are_told_with_the_way_out(command: Command, shell: Shell) -> None:
+def test_invalid_settings_are_reported_with_a_fix(command: Command, shell: Shell) -> None:
     shell.write("dovetail.toml", "lease_seconds = -1\n")
     done = command("doctor")
     assert done.code == 1
@@ -49,7 +49,7 @@ def test_wrong_settings_are_told_with_the_way_out(command: Command, shell: Shell
     assert verdict == "1 of 1 to fix"
 
 
-def test_a_mistyped_variable_is_a_warning_with_the_one_that_is_meant(shell: Shell) -> None:
+def test_a_mistyped_variable_gives_a_warning_with_the_intended_name(shell: Shell) -> None:
     env = {
         "DOVETAIL_LEASE_SECOND": "20",
         "DOVETAIL_SECRET_KEY": "of-some-length",
@@ -74,7 +74,7 @@ def test_a_mistyped_variable_is_a_warning_with_the_one_that_is_meant(shell: Shel
     assert shell("run", "flow.yaml", **env).code == 0, "it stops nothing"
 
 
-def test_secrets_that_are_weak_or_may_go_anywhere_are_warnings(shell: Shell) -> None:
+def test_weak_or_unrestricted_secrets_give_warnings(shell: Shell) -> None:
     env = {
         "DOVETAIL_SECRET_FREE": "a-long-random-value",
         "DOVETAIL_SECRET_BOUND": "another-random-value",
@@ -98,13 +98,13 @@ def test_secrets_that_are_weak_or_may_go_anywhere_are_warnings(shell: Shell) -> 
     assert all(one["ok"] for one in told)
 
 
-def test_handlers_that_do_not_load_are_told(command: Command) -> None:
+def test_handlers_that_do_not_load_are_reported(command: Command) -> None:
     done = command("doctor", "--handlers", "none.py", "--json")
     assert done.code == 1
     assert "none.py" in str(findings(done)["handlers"]["message"])
 
 
-def test_a_redis_is_examined_instead_of_the_file(shell: Shell, redis_url: str) -> None:
+def test_doctor_examines_redis_instead_of_the_file(shell: Shell, redis_url: str) -> None:
     done = shell("doctor", "--json", DOVETAIL_REDIS_URL=redis_url)
     assert done.code == 1
     found = findings(done)
@@ -114,7 +114,9 @@ def test_a_redis_is_examined_instead_of_the_file(shell: Shell, redis_url: str) -
     assert "file" not in found
 
 
-def test_with_a_database_both_are_examined(shell: Shell, redis_url: str, postgres_url: str) -> None:
+def test_with_a_database_doctor_examines_redis_and_postgresql(
+    shell: Shell, redis_url: str, postgres_url: str
+) -> None:
     both = {"DOVETAIL_REDIS_URL": redis_url, "DOVETAIL_DATABASE_URL": postgres_url}
     found = findings(shell("doctor", "--json", **both))
     assert found["persistence"]["ok"], "with PostgreSQL `everysec` is enough"
@@ -125,7 +127,7 @@ def test_with_a_database_both_are_examined(shell: Shell, redis_url: str, postgre
     assert wrong - {"durability"} == {"orchestrators", "workers"}
 
 
-def test_a_database_that_is_not_there_is_told_and_redis_all_the_same(
+def test_an_unreachable_database_is_reported_and_redis_is_still_examined(
     shell: Shell, redis_url: str
 ) -> None:
     nowhere = "postgresql://somebody:secret@127.0.0.1:1/db"
@@ -137,20 +139,20 @@ def test_a_database_that_is_not_there_is_told_and_redis_all_the_same(
     assert "secret" not in done.out + done.err
 
 
-def test_a_database_without_a_redis_is_told(shell: Shell) -> None:
+def test_a_database_without_redis_is_reported(shell: Shell) -> None:
     done = shell("doctor", DOVETAIL_DATABASE_URL="postgresql://host/db")
     assert done.code == 1
     assert "set DOVETAIL_REDIS_URL, too, or unset DOVETAIL_DATABASE_URL" in done.out
 
 
-def test_a_redis_that_is_not_there_is_told(shell: Shell) -> None:
+def test_an_unreachable_redis_is_reported(shell: Shell) -> None:
     done = shell("doctor", DOVETAIL_REDIS_URL="redis://127.0.0.1:1/0")
     assert done.code == 1
     assert "start it, or correct DOVETAIL_REDIS_URL" in done.out
     assert "Traceback" not in done.err
 
 
-def test_runs_that_nobody_drives_are_told(command: Command, shell: Shell) -> None:
+def test_runs_without_an_owner_are_reported(command: Command, shell: Shell) -> None:
     shell.write("flow.yaml", "name: f\nnodes: [{id: a, handler: until, config: {file: go}}]")
     process = shell.start("run", "flow.yaml", "--handlers", "mine.py")
     shell.wait_for_start("a")
@@ -186,7 +188,7 @@ def from_the_future(path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"), [(corrupt, "damaged or no database"), (from_the_future, "newer Dovetail")]
 )
-def test_a_file_that_cannot_be_used_is_one_clear_line_for_every_command(
+def test_an_unusable_file_is_reported_in_one_line_by_every_command(
     shell: Shell, command: Command, change: Callable[[Path], object], said: str
 ) -> None:
     a_run_with(shell, change)
@@ -219,7 +221,7 @@ def test_a_folder_that_cannot_be_made_is_told(shell: Shell) -> None:
     assert done.err.startswith("error: cannot make the folder .dovetail")
 
 
-def test_a_disk_that_is_full_in_the_middle_of_a_run_is_one_line_and_exit_code_1(
+def test_a_full_disk_during_a_run_gives_one_line_and_exit_code_1(
     shell: Shell,
 ) -> None:
     shell.write(
@@ -257,7 +259,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_run_is_one_line_and_exit_code_1(
     assert shell("runs", "verify").code == 0
 
 
-def test_a_file_that_others_may_read_is_a_warning_with_the_way_out(shell: Shell) -> None:
+def test_a_file_that_other_users_may_read_gives_a_warning_with_a_fix(shell: Shell) -> None:
     shell.write("flow.yaml", FLOW)
     assert shell("run", "flow.yaml").code == 0
     (shell.directory / DB).chmod(0o644)

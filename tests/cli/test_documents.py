@@ -92,7 +92,7 @@ def last(done: Outcome) -> str:
     return next(line for line in done.out.splitlines() if re.match("[A-Z]{6,} [0-9]", line))
 
 
-def test_what_was_found_is_told_and_where_it_is(desk: Desk, llm: LlmStub) -> None:
+def test_process_prints_the_extracted_fields_and_the_output_paths(desk: Desk, llm: LlmStub) -> None:
     desk.write("acme.txt", "birch.txt")
     desk.write("notes.md", "photo.png")
     done = desk(**llm.environment, PATH="/nowhere")
@@ -118,7 +118,7 @@ def test_what_was_found_is_told_and_where_it_is(desk: Desk, llm: LlmStub) -> Non
         assert desk.shell(*typed.split()[1:]).code == 0, typed
 
 
-def test_a_warning_is_told_when_it_is_processed_and_with_its_review(desk: Desk) -> None:
+def test_a_warning_is_printed_by_process_and_with_the_review(desk: Desk) -> None:
     desk.write("acme.txt", "birch.html")
     done = desk()
     assert done.code == 0, done.err
@@ -129,7 +129,7 @@ def test_a_warning_is_told_when_it_is_processed_and_with_its_review(desk: Desk) 
     assert "  ! " not in desk.shell("documents", "reviews", "show", "acme", "--out", "out").out
 
 
-def test_the_same_again_runs_nothing_and_changes_no_byte(desk: Desk, llm: LlmStub) -> None:
+def test_repeating_the_command_runs_nothing_and_changes_no_byte(desk: Desk, llm: LlmStub) -> None:
     desk.write("acme.txt", "birch.txt")
     assert desk(**llm.environment).code == 0
     before, runs, asked = desk.files(), desk.runs(), len(llm.calls())
@@ -141,7 +141,7 @@ def test_the_same_again_runs_nothing_and_changes_no_byte(desk: Desk, llm: LlmStu
     assert asked == 2
 
 
-def test_the_same_content_under_two_names_is_asked_for_once(desk: Desk, llm: LlmStub) -> None:
+def test_the_same_content_under_two_names_is_extracted_once(desk: Desk, llm: LlmStub) -> None:
     desk.write("acme.txt", "copy.txt", text=INVOICE.replace("{vendor}", "Acme"))
     llm.behave(delay=0.2, faults=[])
     states = desk.states(**llm.environment)
@@ -150,9 +150,7 @@ def test_the_same_content_under_two_names_is_asked_for_once(desk: Desk, llm: Llm
     assert len(desk.files()) >= 4
 
 
-def test_changed_content_is_extracted_again_and_is_the_same_document(
-    desk: Desk, llm: LlmStub
-) -> None:
+def test_changed_content_is_extracted_again_as_the_same_document(desk: Desk, llm: LlmStub) -> None:
     desk.write("acme.txt", "birch.txt")
     (first, _) = desk.data(**llm.environment)["documents"]
     desk.write("acme.txt", text=INVOICE.replace("20.00 EUR", "75.50 EUR"))
@@ -163,7 +161,7 @@ def test_changed_content_is_extracted_again_and_is_the_same_document(
     assert len(desk.files()) == len({name.partition("/")[2] for name in desk.files()})
 
 
-def test_results_that_are_gone_are_made_again_without_a_call(desk: Desk, llm: LlmStub) -> None:
+def test_deleted_results_are_written_again_without_an_llm_call(desk: Desk, llm: LlmStub) -> None:
     desk.write("acme.txt")
     desk(**llm.environment)
     before = desk.files()
@@ -174,7 +172,7 @@ def test_results_that_are_gone_are_made_again_without_a_call(desk: Desk, llm: Ll
     assert len(llm.calls()) == 1
 
 
-def test_what_fails_fails_alone_and_is_tried_again_by_the_same_command(desk: Desk) -> None:
+def test_a_failed_document_fails_alone_and_is_retried_by_the_same_command(desk: Desk) -> None:
     desk.write("acme.txt")
     desk.write("empty.txt", text="")
     done = desk()
@@ -190,7 +188,7 @@ def test_what_fails_fails_alone_and_is_tried_again_by_the_same_command(desk: Des
     assert desk.states() == {"acme.txt": "cached", "empty.txt": "completed"}
 
 
-def test_a_failed_call_is_made_again_by_the_same_command(desk: Desk, llm: LlmStub) -> None:
+def test_a_failed_llm_call_is_repeated_by_the_same_command(desk: Desk, llm: LlmStub) -> None:
     """And what was extracted before a disk was full is not extracted again."""
     desk.write("acme.txt", "birch.txt")
     desk.out.mkdir()
@@ -203,7 +201,7 @@ def test_a_failed_call_is_made_again_by_the_same_command(desk: Desk, llm: LlmStu
     assert len(llm.calls()) == 2
 
 
-def test_a_name_that_is_no_text_fails_alone(desk: Desk) -> None:
+def test_an_undecodable_file_name_fails_alone(desk: Desk) -> None:
     desk.write("acme.txt")
     bad = os.fsencode(desk.shell.directory / "in") + b"/caf\xe9.txt"
     Path(os.fsdecode(bad)).write_text("Invoice")
@@ -214,7 +212,7 @@ def test_a_name_that_is_no_text_fails_alone(desk: Desk) -> None:
     assert r"✗ caf\udce9.txt  bad_name: the path is not UTF-8; rename it" in desk().out
 
 
-def test_json_is_one_document_with_every_file_in_it(desk: Desk) -> None:
+def test_the_json_output_is_one_document_with_every_file(desk: Desk) -> None:
     desk.write("acme.txt")
     desk.write("empty.txt", text="")
     done = desk("--json")
@@ -241,7 +239,7 @@ def test_json_is_one_document_with_every_file_in_it(desk: Desk) -> None:
         ("in", "no document in in, only 1 of other kinds"),
     ],
 )
-def test_nothing_to_process_is_told_before_anything_is_made(
+def test_nothing_to_process_is_reported_before_anything_is_created(
     desk: Desk, path: str, said: str
 ) -> None:
     desk.write("notes.md")
@@ -259,7 +257,7 @@ def test_nothing_to_process_is_told_before_anything_is_made(
         ("DOVETAIL_DOCUMENTS_MAX_BYTES", "much", "DOVETAIL_DOCUMENTS_MAX_BYTES"),
     ],
 )
-def test_a_setting_that_cannot_be_is_told_before_anything_is_made(
+def test_an_invalid_setting_is_reported_before_anything_is_created(
     desk: Desk, name: str, value: str, said: str
 ) -> None:
     desk.write("acme.txt")
@@ -269,7 +267,7 @@ def test_a_setting_that_cannot_be_is_told_before_anything_is_made(
     assert not desk.out.exists()
 
 
-def test_many_documents_are_told_up_to_a_screen_of_them(desk: Desk) -> None:
+def test_many_documents_are_listed_up_to_one_screen(desk: Desk) -> None:
     desk.write(*(f"good-{n:02}.txt" for n in range(27)), text="Invoice {vendor}\n")
     desk.write(*(f"bad-{n:02}.txt" for n in range(22)), text="")
     lines = desk("--concurrency", "2").out.splitlines()
@@ -283,7 +281,7 @@ def test_many_documents_are_told_up_to_a_screen_of_them(desk: Desk) -> None:
     assert "node.parked" not in "".join(told), "rules make no call, so they wait for no limit"
 
 
-def test_without_a_folder_results_go_where_the_setting_says(desk: Desk) -> None:
+def test_without_out_the_results_go_to_the_folder_of_the_setting(desk: Desk) -> None:
     desk.write("acme.txt")
     done = desk.shell("documents", "process", "in/acme.txt", DOVETAIL_DOCUMENTS_OUT="there")
     assert done.code == 0
@@ -292,7 +290,7 @@ def test_without_a_folder_results_go_where_the_setting_says(desk: Desk) -> None:
     assert "reviews show acme  " in done.out
 
 
-def test_routed_ones_go_through_the_conditions_even_if_they_were_done_before(
+def test_routed_documents_pass_the_conditions_even_if_they_were_processed_before(
     desk: Desk, llm: LlmStub
 ) -> None:
     desk.write("acme.txt")
@@ -335,7 +333,7 @@ def ended(process: subprocess.Popen[bytes]) -> Outcome:
     return Outcome(process.returncode, out.decode(), err.decode())
 
 
-def test_ctrl_c_cancels_what_is_under_way_and_the_same_command_goes_on(
+def test_ctrl_c_cancels_the_running_documents_and_the_same_command_continues(
     desk: Desk, llm: LlmStub
 ) -> None:
     process = started(desk, llm)
@@ -351,7 +349,9 @@ def test_ctrl_c_cancels_what_is_under_way_and_the_same_command_goes_on(
     assert len(desk.runs()) == 4
 
 
-def test_sigterm_hands_them_back_and_the_same_command_goes_on(desk: Desk, llm: LlmStub) -> None:
+def test_sigterm_hands_the_documents_back_and_the_same_command_continues(
+    desk: Desk, llm: LlmStub
+) -> None:
     process = started(desk, llm, "--json", DOVETAIL_DRAIN_SECONDS="0.2")
     process.send_signal(signal.SIGTERM)
     done = ended(process)
@@ -366,7 +366,7 @@ def test_sigterm_hands_them_back_and_the_same_command_goes_on(desk: Desk, llm: L
     assert len(desk.runs()) == 4
 
 
-def test_what_a_killed_process_left_is_taken_over(desk: Desk, llm: LlmStub) -> None:
+def test_the_documents_of_a_killed_process_are_taken_over(desk: Desk, llm: LlmStub) -> None:
     process = started(desk, llm, DOVETAIL_LEASE_SECONDS="1")
     process.kill()
     process.communicate()
@@ -408,7 +408,9 @@ def serving(desk: Desk, *args: str, until: str, **env: str) -> tuple[subprocess.
     return process, next(line for line in log.read_text().splitlines() if until in line)
 
 
-def test_on_redis_workers_do_it_and_a_missing_one_is_told(desk: Desk, redis_url: str) -> None:
+def test_on_redis_workers_process_documents_and_a_missing_worker_is_reported(
+    desk: Desk, redis_url: str
+) -> None:
     env = {"DOVETAIL_REDIS_URL": redis_url}
     desk.write("acme.txt", "birch.txt", text="Invoice {vendor}\n")
     desk.write("empty.txt", text="")
@@ -435,7 +437,7 @@ def test_on_redis_workers_do_it_and_a_missing_one_is_told(desk: Desk, redis_url:
     assert len(open_reviews(desk.out).list()) == 2
 
 
-def test_with_postgresql_reviews_are_there(desk: Desk, postgres_url: str) -> None:
+def test_with_postgresql_reviews_are_stored(desk: Desk, postgres_url: str) -> None:
     env = {"DOVETAIL_DATABASE_URL": postgres_url}
     desk.write("acme.txt")
     assert desk.states(**env) == {"acme.txt": "completed"}
@@ -447,7 +449,7 @@ def test_with_postgresql_reviews_are_there(desk: Desk, postgres_url: str) -> Non
     assert json.loads(told.out)["completed"] == 1
 
 
-def test_on_a_server_the_same_comes_out(desk: Desk) -> None:
+def test_a_server_gives_the_same_results(desk: Desk) -> None:
     desk.write("acme.txt", "birch.txt", text="Invoice {vendor}\n")
     served = ("serve", "--port", "0")
     process, said = serving(desk, *served, until="serves http")
@@ -466,9 +468,7 @@ def test_on_a_server_the_same_comes_out(desk: Desk) -> None:
 # ── what is shown meanwhile ──────────────────────────────────────────────────────────────
 
 
-def test_on_a_terminal_a_bar_is_painted_over_with_the_files_at_work(
-    desk: Desk, llm: LlmStub
-) -> None:
+def test_on_a_terminal_a_progress_bar_shows_the_current_files(desk: Desk, llm: LlmStub) -> None:
     desk.shell.write("dovetail.toml", "[rate_limits]\ngemini_api = {rate_per_second = 10}\n")
     desk.write(*(f"doc-{n:02}.txt" for n in range(30)))
     done = watch(desk.shell, *PROCESS, columns=120, rows=40, type_at="s left", **llm.environment)
@@ -503,7 +503,7 @@ def test_the_estimate_is_no_faster_than_the_rate_limit_allows(
     assert tally.summary() == "101 completed, 100 cached, 1 failed"
 
 
-def test_the_speed_is_that_of_the_last_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_speed_is_that_of_the_latest_documents(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     tally = DocumentCounts(1000, {})
@@ -515,7 +515,7 @@ def test_the_speed_is_that_of_the_last_ones(monkeypatch: pytest.MonkeyPatch) -> 
     assert ", 1.7/s (" in bare(tally.line()), "a standstill slows it down"
 
 
-def test_the_picture_has_a_bar_and_the_files_at_work() -> None:
+def test_the_progress_view_has_a_bar_and_the_current_files() -> None:
     at_work = {f"/in/doc-{n}.pdf": None for n in range(5)}
     tally = DocumentCounts(10, at_work)
     tally.add("completed")
@@ -528,7 +528,7 @@ def test_the_picture_has_a_bar_and_the_files_at_work() -> None:
     assert len(tally.picture()) == 1
 
 
-def test_a_log_says_what_keeps_the_one_that_has_waited_longest() -> None:
+def test_the_log_says_why_the_longest_waiting_document_waits() -> None:
     tally = DocumentCounts(10, {"/in/a.pdf": None, "/in/b.pdf": None})
     assert bare(tally.standstill()).endswith(" passed, at a.pdf and 1 more")
     nodes = [
@@ -540,7 +540,7 @@ def test_a_log_says_what_keeps_the_one_that_has_waited_longest() -> None:
     assert trouble_of({"nodes": [{**nodes[0], "status": "FAILED"}, nodes[1]]}) == ""
 
 
-def test_what_is_named_on_the_command_line_may_be_anywhere(desk: Desk, tmp_path: Path) -> None:
+def test_a_path_named_on_the_command_line_may_be_anywhere(desk: Desk, tmp_path: Path) -> None:
     """And nothing else: not what a link in a named folder leads to."""
     desk.write("a.txt")
     there = tmp_path / "elsewhere"
@@ -573,7 +573,7 @@ def test_what_is_named_on_the_command_line_may_be_anywhere(desk: Desk, tmp_path:
     assert {path.stat().st_mode & 0o777 for path in kept if path.is_dir()} == {0o700}
 
 
-def test_where_roots_are_set_a_command_line_widens_them_by_nothing(desk: Desk) -> None:
+def test_a_command_line_path_does_not_widen_the_configured_roots(desk: Desk) -> None:
     desk.write("a.txt")
     done = desk(DOVETAIL_DOCUMENTS_ROOTS=str(desk.shell.directory / "in"))
     assert done.code != 0
@@ -594,7 +594,7 @@ def ends(desk: Desk) -> tuple[int, ...]:
     return tuple(found[name] for name in ("completed", "failed", "cached", "unfinished"))
 
 
-def test_what_cannot_be_saved_is_no_success_until_it_is(desk: Desk) -> None:
+def test_a_document_that_cannot_be_saved_counts_as_failed_until_it_is_saved(desk: Desk) -> None:
     desk.write("a.txt", "b.txt")
     desk.out.mkdir()
     (desk.out / "parquet").write_text("no folder")
@@ -606,7 +606,7 @@ def test_what_cannot_be_saved_is_no_success_until_it_is(desk: Desk) -> None:
     assert ends(desk) == (2, 0, 0, 0), "the same runs, retried: their last ends count"
 
 
-def test_a_run_of_a_definition_counts_when_the_figures_are_asked_for(desk: Desk) -> None:
+def test_a_run_of_a_definition_is_counted_when_the_figures_are_read(desk: Desk) -> None:
     desk.write("a.txt")
     params = [
         "--param=document_id=a",
@@ -621,7 +621,7 @@ def test_a_run_of_a_definition_counts_when_the_figures_are_asked_for(desk: Desk)
     assert [one.status for one in open_reviews(desk.out).measurements()] == ["success"]
 
 
-def test_a_run_that_nobody_knows_here_stays_unfinished_and_no_success(desk: Desk) -> None:
+def test_a_run_that_is_unknown_here_stays_unfinished_and_is_no_success(desk: Desk) -> None:
     begin(desk.out, "a", "0123456789abcdef")
     assert ends(desk) == (0, 0, 0, 1)
     assert figures(desk)["success_rate"] is None
@@ -629,7 +629,7 @@ def test_a_run_that_nobody_knows_here_stays_unfinished_and_no_success(desk: Desk
     assert "1 document has not ended" in said.out
 
 
-def test_a_server_that_cannot_be_asked_is_named_and_the_figures_come_all_the_same(
+def test_an_unreachable_server_is_named_and_the_figures_are_still_printed(
     desk: Desk,
 ) -> None:
     begin(desk.out, "a", "0123456789abcdef")

@@ -69,7 +69,9 @@ def row(done: Outcome, start: str) -> list[str]:
     return next(line for line in done.out.splitlines() if line.strip().startswith(start)).split()
 
 
-def test_the_list_has_what_was_found_and_how_sure_that_is(kept: Kept, command: Command) -> None:
+def test_the_list_shows_the_extracted_fields_and_their_confidence(
+    kept: Kept, command: Command
+) -> None:
     kept.add("acme-1")
     kept.add("birch-2", type="letter", vendor=None, total=None, currency=None, confidence=0.4)
     kept.reviews.approve("acme-1", by="ann")
@@ -86,7 +88,7 @@ def test_the_list_has_what_was_found_and_how_sure_that_is(kept: Kept, command: C
     assert "acme-1" not in pending
 
 
-def test_a_long_list_comes_in_pages(kept: Kept, command: Command) -> None:
+def test_a_long_review_list_has_pages(kept: Kept, command: Command) -> None:
     for number in range(5):
         kept.add(f"doc-{number}")
     first = command(*REVIEWS, "list", "--limit", "3", *IN).out.splitlines()
@@ -99,7 +101,9 @@ def test_a_long_list_comes_in_pages(kept: Kept, command: Command) -> None:
     assert page["next_cursor"] == "doc-2"
 
 
-def test_an_empty_folder_says_how_to_fill_it_and_is_not_made(kept: Kept, command: Command) -> None:
+def test_an_empty_folder_prints_how_to_fill_it_and_is_not_created(
+    kept: Kept, command: Command
+) -> None:
     listed = command(*REVIEWS, "list", *IN)
     assert listed.code == 0
     assert "dovetail documents process PATH --out out" in listed.out
@@ -107,7 +111,7 @@ def test_an_empty_folder_says_how_to_fill_it_and_is_not_made(kept: Kept, command
     assert not kept.out.exists()
 
 
-def test_one_is_shown_with_its_items_its_files_and_what_to_type(
+def test_a_review_is_shown_with_its_items_files_and_next_commands(
     kept: Kept, command: Command
 ) -> None:
     items = [
@@ -130,9 +134,7 @@ def test_one_is_shown_with_its_items_its_files_and_what_to_type(
     assert (told["document_id"], told["fields"]["line_items"]) == ("acme-1", items)
 
 
-def test_the_beginning_of_an_id_is_enough_if_it_is_the_only_one(
-    kept: Kept, command: Command
-) -> None:
+def test_a_unique_id_prefix_finds_the_review(kept: Kept, command: Command) -> None:
     kept.add("acme-1a")
     kept.add("acme-1b")
     kept.add("birch")
@@ -148,7 +150,7 @@ def test_the_beginning_of_an_id_is_enough_if_it_is_the_only_one(
     assert "did you mean birch-2?" in unknown.err
 
 
-def test_a_correction_is_kept_and_says_who_made_it(kept: Kept, command: Command) -> None:
+def test_a_correction_is_stored_with_its_author(kept: Kept, command: Command) -> None:
     kept.add("acme-1")
     done = command(
         *REVIEWS, "correct", "acme", "total=99.5", "vendor=Acme & Sons", "date=", "--by", "ann", *IN
@@ -192,7 +194,7 @@ def test_line_items_are_corrected_as_json(kept: Kept, command: Command) -> None:
         ("confidence=1", "no field 'confidence'"),
     ],
 )
-def test_a_correction_that_cannot_be_changes_nothing(
+def test_an_invalid_correction_changes_nothing(
     kept: Kept, command: Command, change: str, said: str
 ) -> None:
     kept.add("acme-1")
@@ -203,7 +205,7 @@ def test_a_correction_that_cannot_be_changes_nothing(
     assert kept.reviews.get("acme-1") == before
 
 
-def test_an_approval_is_kept_and_the_first_one_counts(kept: Kept, command: Command) -> None:
+def test_an_approval_is_stored_and_the_first_approval_counts(kept: Kept, command: Command) -> None:
     kept.add("acme-1")
     assert "acme-1  approved by ann" in command(*REVIEWS, "approve", "a", "--by", "ann", *IN).out
     told = json.loads(command(*REVIEWS, "approve", "acme", "--by", "bob", "--json", *IN).out)
@@ -240,7 +242,7 @@ def test_the_figures_say_whether_the_target_is_met(kept: Kept, command: Command)
     assert "the target of 1,000,000 is not met" in beyond.out
 
 
-def test_the_figures_as_json(kept: Kept, command: Command) -> None:
+def test_the_figures_are_printed_as_json(kept: Kept, command: Command) -> None:
     measure(kept, 1.0)
     told = json.loads(command("documents", "stats", "--json", *IN).out)
     assert told["out"] == str(kept.out)
@@ -249,7 +251,7 @@ def test_the_figures_as_json(kept: Kept, command: Command) -> None:
     assert told["p95_seconds"] == 2.0
 
 
-def test_without_a_measurement_it_says_so(kept: Kept, command: Command) -> None:
+def test_figures_without_a_measurement_say_that_it_is_missing(kept: Kept, command: Command) -> None:
     said = command("documents", "stats", *IN)
     assert said.code == 0
     assert "nothing has been measured here" in said.out

@@ -103,7 +103,7 @@ EVERY = [
 ]
 
 
-def test_no_command_obeys_or_drops_what_could_steer_a_terminal(nasty: Shell) -> None:
+def test_no_command_prints_or_drops_terminal_control_characters(nasty: Shell) -> None:
     ran = nasty("run", "flow.json", "--params", "params.json", "--handlers", "mine.py")
     assert ran.code == 1, ran.err
     document = nasty(
@@ -125,7 +125,7 @@ def test_no_command_obeys_or_drops_what_could_steer_a_terminal(nasty: Shell) -> 
     assert json.loads(document.out)["params"] == {"text": NASTY}
 
 
-def test_a_log_line_shows_what_could_steer_a_terminal(nasty: Shell) -> None:
+def test_a_log_line_escapes_terminal_control_characters(nasty: Shell) -> None:
     for how in ("console", "json"):
         done = nasty(
             *("run", "flow.json", "--params", "params.json", "--handlers", "mine.py"),
@@ -136,7 +136,7 @@ def test_a_log_line_shows_what_could_steer_a_terminal(nasty: Shell) -> None:
 
 
 @given(st.recursive(st.none() | st.text() | st.integers(-(2**53), 2**53), st.lists))
-def test_json_output_is_the_same_value_and_steers_nothing(value: Any) -> None:
+def test_json_output_keeps_its_value_and_has_no_control_characters(value: Any) -> None:
     try:
         orjson.dumps(value)
     except TypeError:  # a lone surrogate, which no value of ours has
@@ -146,11 +146,11 @@ def test_json_output_is_the_same_value_and_steers_nothing(value: Any) -> None:
         assert all(char.isprintable() or char == "\n" for char in text)
 
 
-def test_json_output_spells_what_json_itself_does_not() -> None:
+def test_json_output_escapes_the_characters_that_json_does_not() -> None:
     assert json_text(["\x9b", "\x7f", "\u202e"]) == r'["\u009b","\u007f","\u202e"]'
 
 
-def test_a_file_whose_name_would_steer_is_named_and_does_not(shell: Shell) -> None:
+def test_a_file_name_with_control_characters_is_printed_escaped(shell: Shell) -> None:
     path = Path("evil\x1b[31m\u202e.yaml")
     shell.write(str(path), "name: f\nnodes: []\n")
     done = shell("validate", str(path))

@@ -35,7 +35,7 @@ nodes:
 """
 
 
-def test_the_text_has_a_row_per_node_with_its_layer_and_what_it_waits_for(
+def test_the_text_graph_has_a_row_per_node_with_its_layer_and_its_parents(
     command: Command, shell: Shell
 ) -> None:
     shell.write("flow.yaml", FLOW)
@@ -55,7 +55,7 @@ def test_names_are_cut_on_a_terminal_only(command: Command, shell: Shell) -> Non
     assert watch(shell, "graph", "flow.yaml").saw(f"^0  {'a' * 39}…  input$")
 
 
-def test_mermaid_has_every_node_and_edge_and_spares_its_own_words(
+def test_mermaid_has_every_node_and_edge_and_avoids_reserved_words(
     command: Command, shell: Shell
 ) -> None:
     shell.write("flow.yaml", FLOW)
@@ -134,9 +134,7 @@ def test_an_invalid_definition_is_reported_instead_of_drawn(
     assert "flow.yaml:4:53: missing_dependency there is no node 'extrcat'; did you" in done.err
 
 
-def test_a_handler_that_is_not_known_here_is_drawn_all_the_same(
-    command: Command, shell: Shell
-) -> None:
+def test_an_unknown_handler_is_still_drawn(command: Command, shell: Shell) -> None:
     shell.write("flow.yaml", FLOW.replace("handler: input", "handler: somewhere_else"))
     assert "somewhere_else" in command("graph", "flow.yaml").out
 
@@ -171,7 +169,7 @@ def crossings(parents: list[list[int]], columns: list[list[int]]) -> int:
     )
 
 
-def test_the_layout_untangles_what_need_not_cross() -> None:
+def test_the_layout_removes_avoidable_crossings() -> None:
     # Two columns of five, connected in reverse order: sorted, no edge crosses another.
     parents: list[list[int]] = [[] for _ in range(5)] + [[4 - n] for n in range(5)]
     layout = lay_out(layers(parents), parents)
@@ -188,13 +186,13 @@ def test_points_of_a_column_keep_their_gaps() -> None:
     assert min(layout.y) >= 0
 
 
-def test_a_long_edge_bends_around_the_columns_in_between() -> None:
+def test_a_long_edge_bends_around_the_columns_between() -> None:
     parents = [[], [0], [1], [2, 0]]
     route = lay_out(layers(parents), parents).routes[0, 3]
     assert len(route) == 4
 
 
-def test_with_too_many_bends_edges_are_drawn_straight() -> None:
+def test_with_too_many_bends_the_edges_are_drawn_straight() -> None:
     size = 300
     parents = [list(range(n)) for n in range(size)]  # 44,850 edges, each as long as it can be
     layout = lay_out(layers(parents), parents)
@@ -203,7 +201,7 @@ def test_with_too_many_bends_edges_are_drawn_straight() -> None:
     assert layout.routes[0, size - 1] == [0, size - 1]
 
 
-def test_graph_takes_handlers_and_checks_them(shell: Shell) -> None:
+def test_graph_loads_handlers_and_checks_them(shell: Shell) -> None:
     shell.write("mine.py", "from dovetail import handler\n\n@handler\nasync def greet(c, x): ...\n")
     shell.write("flow.yaml", "name: f\nnodes: [{id: a, handler: greet}]")
     done = shell("graph", "flow.yaml", "--handlers", "mine.py")

@@ -60,7 +60,7 @@ FAIL = {
 }
 
 
-def test_nothing_that_a_handler_starts_in_the_loop_ends_the_command(shell: Shell) -> None:
+def test_no_task_that_a_handler_starts_in_the_loop_ends_the_command(shell: Shell) -> None:
     shell.write("hostile.py", HANDLERS)
     nodes = [{"id": name, "handler": name} for name in [*sorted(SURVIVE), *FAIL]]
     shell.write("flow.json", json.dumps({"name": "t", "on_failure": "continue", "nodes": nodes}))

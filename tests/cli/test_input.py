@@ -29,7 +29,7 @@ FLOW = "name: f\nnodes: [{id: a, handler: input}]"
     ],
     ids=["empty", "binary", "latin", "tabs", "10 MB", "list", "alias", "deep"],
 )
-def test_a_file_that_is_no_definition_is_reported_with_its_place(
+def test_a_file_without_a_definition_is_reported_with_its_place(
     command: Command, shell: Shell, content: bytes, said: str
 ) -> None:
     shell.write("flow.yaml", content)
@@ -40,35 +40,33 @@ def test_a_file_that_is_no_definition_is_reported_with_its_place(
         assert len(done.out + done.err) < 2000
 
 
-def test_a_missing_file_is_told_with_what_was_probably_meant(
-    command: Command, shell: Shell
-) -> None:
+def test_a_missing_file_is_reported_with_a_similar_name(command: Command, shell: Shell) -> None:
     shell.write("flow.yml", "")
     done = command("graph", "flow.yaml")
     assert done.code == 2
     assert done.err == "error: there is no file flow.yaml; did you mean flow.yml?\n"
 
 
-def test_a_directory_is_told_to_be_one(command: Command, shell: Shell) -> None:
+def test_a_directory_instead_of_a_file_is_reported(command: Command, shell: Shell) -> None:
     (shell.directory / "flows").mkdir()
     done = command("graph", "flows")
     assert (done.code, done.err) == (2, "error: flows is a directory; name a file in it\n")
 
 
 @pytest.mark.parametrize("path", ["a\0b", "x" * 5000, "mine.py/flow.yaml"])
-def test_a_path_that_cannot_be_is_told(command: Command, path: str) -> None:
+def test_an_impossible_path_is_reported(command: Command, path: str) -> None:
     done = command("graph", path)
     assert done.code == 2
     assert "cannot be read" in done.err
 
 
-def test_a_file_that_breaks_while_it_is_read_is_told(command: Command) -> None:
+def test_a_file_that_fails_while_it_is_read_is_reported(command: Command) -> None:
     done = command("graph", "/proc/self/mem")
     assert done.code == 2
     assert done.err == "error: /proc/self/mem cannot be read: Input/output error\n"
 
 
-def test_an_endless_device_is_read_no_further_than_allowed(command: Command) -> None:
+def test_an_endless_device_is_read_only_up_to_the_limit(command: Command) -> None:
     began = time.process_time()
     assert command("graph", "/dev/zero").code == 2
     assert time.process_time() - began < 5
@@ -84,7 +82,7 @@ def test_an_endless_device_is_read_no_further_than_allowed(command: Command) -> 
         ("raise SystemExit(0)", "handlers bad.py:1: SystemExit: 0"),
     ],
 )
-def test_a_handlers_file_that_does_not_load_is_told_in_one_line(
+def test_a_handlers_file_that_does_not_load_is_reported_in_one_line(
     command: Command, shell: Shell, text: str, said: str
 ) -> None:
     shell.write("bad.py", text)
@@ -94,7 +92,7 @@ def test_a_handlers_file_that_does_not_load_is_told_in_one_line(
     assert done.err.count("\n") == 1
 
 
-def test_a_wrong_setting_is_told_by_its_name(
+def test_an_invalid_setting_is_reported_by_its_name(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOVETAIL_CONCURRENCY", "many")
@@ -112,7 +110,7 @@ def test_a_wrong_setting_is_told_by_its_name(
         (["graph", "x", "--format", "png"], "'png' is not one of 'text', 'mermaid', 'dot', 'svg'"),
     ],
 )
-def test_a_wrong_command_line_is_answered_with_what_would_have_worked(
+def test_a_wrong_command_line_gets_a_hint_with_a_valid_one(
     command: Command, args: list[str], said: str
 ) -> None:
     done = command(*args)
@@ -130,7 +128,7 @@ def test_a_wrong_command_line_is_answered_with_what_would_have_worked(
         (["--params", "wrong.json"], "wrong.json:1:2: invalid_field"),
     ],
 )
-def test_params_that_cannot_be_read_are_told(
+def test_unreadable_params_are_reported(
     command: Command, shell: Shell, args: list[str], said: str
 ) -> None:
     shell.write("flow.yaml", FLOW)
@@ -142,7 +140,7 @@ def test_params_that_cannot_be_read_are_told(
     assert done.err.startswith(said)
 
 
-def test_json_on_stdin_may_begin_with_a_mark(shell: Shell) -> None:
+def test_json_on_stdin_may_begin_with_a_byte_order_mark(shell: Shell) -> None:
     # Of a character in two halves YAML would say that it is none.
     nodes = b'"nodes": [{"id": "a", "handler": "input"}]'
     text = b'\xef\xbb\xbf{"name": "f", "description": "\\ud83d\\ude00", ' + nodes + b"}"
@@ -164,7 +162,7 @@ def test_stdin_can_be_read_only_once(command: Command) -> None:
     assert command("validate", "-", "-").code == 2
 
 
-def test_an_unexpected_error_is_one_line_and_how_to_see_more(
+def test_an_unexpected_error_is_one_line_with_a_hint_for_debugging(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken() -> None:
@@ -180,14 +178,14 @@ def test_an_unexpected_error_is_one_line_and_how_to_see_more(
 
 
 @pytest.mark.parametrize("empty", ["", "env -i "])
-def test_a_full_disk_is_told_as_such(shell: Shell, empty: str) -> None:
+def test_a_full_disk_is_reported_as_no_space_left(shell: Shell, empty: str) -> None:
     shell.write("flow.yaml", FLOW)
     done = sh(shell, f"{empty}{quote(SCRIPT)} graph flow.yaml > /dev/full")
     assert done.returncode == 1
     assert done.stderr == b"error: No space left on device\n"
 
 
-def test_a_closed_stdout_is_no_reason_to_fail(shell: Shell) -> None:
+def test_a_closed_stdout_is_no_failure(shell: Shell) -> None:
     shell.write("flow.yaml", FLOW)
     done = sh(shell, f"{quote(SCRIPT)} run flow.yaml >&-")
     assert (done.returncode, done.stderr) == (0, b"")

@@ -162,14 +162,16 @@ def test_ctrl_c_cancels_the_run_soon_with_exit_code_130(cases: dict[str, Case], 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_after_ctrl_c_the_file_says_cancelled_whatever_the_handler_did(
+def test_after_ctrl_c_the_file_has_the_run_as_cancelled_whatever_the_handler_did(
     cases: dict[str, Case], name: str
 ) -> None:
     assert cases[f"ctrl_c_{name}"].status == "CANCELLED"
     assert cases["twice"].status == "CANCELLED"
 
 
-def test_a_cancelled_run_says_so_for_each_node_and_how_to_go_on(cases: dict[str, Case]) -> None:
+def test_a_cancelled_run_prints_each_cancelled_node_and_the_next_command(
+    cases: dict[str, Case],
+) -> None:
     lines = cases["ctrl_c_waits"].out.splitlines()
     assert lines[-4].startswith("– stuck  ")
     assert lines[-4].endswith("s  cancelled")
@@ -183,12 +185,12 @@ def test_a_cancelled_run_says_so_for_each_node_and_how_to_go_on(cases: dict[str,
     assert cases["ctrl_c_waits"].err == ""
 
 
-def test_a_handler_is_told_to_stop(cases: dict[str, Case]) -> None:
+def test_a_handler_is_asked_to_stop(cases: dict[str, Case]) -> None:
     assert cases["ctrl_c_waits"].stopped
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_sigterm_hands_the_run_back_with_exit_code_0_whatever_the_handler_does(
+def test_sigterm_hands_the_run_back_with_exit_code_0_for_any_handler(
     cases: dict[str, Case], name: str
 ) -> None:
     case = cases[f"terminated_{name}"]
@@ -216,7 +218,7 @@ def test_a_cancelled_run_is_a_json_document_too(cases: dict[str, Case]) -> None:
     assert case.err == ""
 
 
-def test_a_second_ctrl_c_ends_it_at_once(cases: dict[str, Case]) -> None:
+def test_a_second_ctrl_c_ends_the_command_immediately(cases: dict[str, Case]) -> None:
     case = cases["twice"]
     assert case.code == 130
     assert case.seconds < PAUSE + 1.0

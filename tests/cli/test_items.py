@@ -28,7 +28,7 @@ def problems(found: Items) -> list[str]:
     return [line.partition("items.jsonl:")[2] for line in found.check_all().problems]
 
 
-def test_each_line_is_one_item_and_empty_lines_are_none(tmp_path: Path) -> None:
+def test_each_line_is_one_item_and_empty_lines_are_skipped(tmp_path: Path) -> None:
     found = items(tmp_path, '\ufeff{"n": 1}\n\n  \r\n{"n": 2}\r\n{"n": 3}')
     assert found.check_all().count == 3
     assert [(item.number, item.line, item.params["n"]) for item in found] == [
@@ -38,7 +38,7 @@ def test_each_line_is_one_item_and_empty_lines_are_none(tmp_path: Path) -> None:
     ]
 
 
-def test_every_kind_of_bad_line_is_told_with_its_number(tmp_path: Path) -> None:
+def test_every_kind_of_bad_line_is_reported_with_its_number(tmp_path: Path) -> None:
     lines = ['{"n": 1}', "{n: 1}", "[1]", '{"m": 1}', '{"n": "x"}', '{"n": NaN}', "\x1b[31m"]
     told = problems(items(tmp_path, "\n".join(lines)))
     assert [line.partition(":")[0] for line in told] == ["2", "3", "4", "5", "6", "7"]
@@ -60,31 +60,33 @@ def test_every_kind_of_bad_line_is_told_with_its_number(tmp_path: Path) -> None:
         ("1e999", "numbers are finite"),
     ],
 )
-def test_what_a_params_file_may_not_say_no_line_may(tmp_path: Path, value: str, said: str) -> None:
+def test_a_line_may_not_contain_values_that_a_params_file_may_not(
+    tmp_path: Path, value: str, said: str
+) -> None:
     (told,) = problems(items(tmp_path, f'{{"n": 1}}\n{{"n": {value}}}\n'))
     assert told.startswith("2: ")
     assert said in told
 
 
-def test_so_many_problems_are_told_and_the_others_counted(tmp_path: Path) -> None:
+def test_the_first_problems_are_reported_and_the_others_counted(tmp_path: Path) -> None:
     summary = items(tmp_path, "x\n" * 500).check_all()
     assert len(summary.problems) == MAX_PROBLEMS
     assert summary.bad_lines == summary.count == 500
 
 
-def test_a_line_that_never_ends_is_not_read_into_memory(tmp_path: Path) -> None:
+def test_an_endless_line_is_not_read_into_memory(tmp_path: Path) -> None:
     found = items(tmp_path, b'{"n": 1}\n' + b" " * 5000, max_bytes=1000)
     with pytest.raises(InvalidInput, match=r"items\.jsonl:2: has more than 1,000 bytes"):
         found.check_all()
 
 
-def test_the_digest_tells_contents_apart(tmp_path: Path) -> None:
+def test_the_digest_differs_for_different_contents(tmp_path: Path) -> None:
     one = items(tmp_path, '{"n": 1}\n').check_all().digest
     assert items(tmp_path, '{"n": 1}\n').check_all().digest == one
     assert items(tmp_path, '{"n": 2}\n').check_all().digest != one
 
 
-def test_a_file_that_changes_meanwhile_is_noticed(tmp_path: Path) -> None:
+def test_a_file_that_changes_during_the_batch_is_noticed(tmp_path: Path) -> None:
     found = items(tmp_path, '{"n": 1}\n{"n": 2}\n')
     found.check_all()
     rest = iter(found)
@@ -94,7 +96,7 @@ def test_a_file_that_changes_meanwhile_is_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["-", "missing.jsonl", ".", "pipe"])
-def test_what_cannot_be_read_twice_is_refused(
+def test_an_input_that_cannot_be_read_twice_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -117,7 +119,7 @@ def test_many_lines_take_the_memory_of_one(tmp_path: Path) -> None:
 # --- how far it is ------------------------------------------------------------------------------
 
 
-def test_a_tally_tells_counts_speed_and_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_counts_show_progress_speed_and_remaining_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     tally = BatchCounts(1000)
@@ -135,7 +137,7 @@ def test_a_tally_tells_counts_speed_and_what_is_left(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(("ended", "said"), [(30, "3.0/s"), (6, "0.6/s"), (5, "3.0/min")])
-def test_a_slow_speed_is_told_in_a_unit_that_says_something(
+def test_a_slow_speed_is_shown_in_a_readable_unit(
     monkeypatch: pytest.MonkeyPatch, ended: int, said: str
 ) -> None:
     now = [0.0]
@@ -147,5 +149,5 @@ def test_a_slow_speed_is_told_in_a_unit_that_says_something(
     assert f", {said}, about " in bare(tally.line())
 
 
-def test_a_tally_of_nothing_says_so() -> None:
+def test_counts_before_the_first_end_say_none_done() -> None:
     assert BatchCounts(3).summary() == "none done"

@@ -85,7 +85,7 @@ def watch(
         os.close(ours)
 
 
-def test_the_view_shows_how_each_node_is_doing(shell: Shell) -> None:
+def test_the_view_shows_the_state_of_each_node(shell: Shell) -> None:
     shell.write("flow.yaml", WAITING)
     shell.write("dovetail.toml", "[rate_limits]\nsearch = {rate_per_second = 0.6, burst = 1}\n")
     done = watch(shell, "run", "flow.yaml", "--handlers", "mine.py")
@@ -98,7 +98,7 @@ def test_the_view_shows_how_each_node_is_doing(shell: Shell) -> None:
     assert done.screen.colours >= {"31", "32", "36"}  # red, green, cyan
 
 
-def test_the_last_picture_stays_with_the_ending_below_it(shell: Shell) -> None:
+def test_the_last_frame_stays_with_the_summary_below_it(shell: Shell) -> None:
     shell.write("flow.yaml", WAITING.replace("seconds: 1.5", "seconds: 0.3"))
     done = watch(shell, "run", "flow.yaml", "--handlers", "mine.py", columns=100)
     last = [re.sub(r"\d+\.\ds", "TIME", line) for line in done.screen.text]
@@ -122,7 +122,7 @@ def test_the_last_picture_stays_with_the_ending_below_it(shell: Shell) -> None:
     assert done.screen.cursor_shown
 
 
-def test_a_run_that_does_not_fit_shows_what_matters_and_a_summary(shell: Shell) -> None:
+def test_a_run_that_does_not_fit_the_screen_shows_active_nodes_and_a_summary(shell: Shell) -> None:
     nodes = [f"  - {{id: n{n}, handler: slow, config: {{seconds: 0.3}}}}" for n in range(100)]
     shell.write(
         "flow.yaml",
@@ -140,13 +140,13 @@ def test_a_run_that_does_not_fit_shows_what_matters_and_a_summary(shell: Shell) 
     assert "101 of 101 done, 1 failed" in done.screen.text
 
 
-def test_a_long_line_is_cut_at_the_edge(shell: Shell) -> None:
+def test_a_long_line_is_cut_at_the_edge_of_the_terminal(shell: Shell) -> None:
     shell.write("flow.yaml", WAITING.replace("seconds: 1.5", "seconds: 0.3"))
     done = watch(shell, "run", "flow.yaml", "--handlers", "mine.py", columns=30)
     assert done.saw("^◌ flaky   retry 1 in 1s: Perm.*…$")
 
 
-def test_ctrl_c_on_a_terminal_ends_the_view_and_gives_the_cursor_back(shell: Shell) -> None:
+def test_ctrl_c_on_a_terminal_ends_the_view_and_restores_the_cursor(shell: Shell) -> None:
     shell.write("flow.yaml", "name: f\nnodes: [{id: a, handler: sleep, config: {seconds: 60}}]")
     done = watch(shell, "run", "flow.yaml", type_at="● a")
     assert done.code == 130
@@ -156,7 +156,7 @@ def test_ctrl_c_on_a_terminal_ends_the_view_and_gives_the_cursor_back(shell: She
     assert done.screen.cursor_shown
 
 
-def test_a_terminal_that_cannot_move_gets_plain_lines(shell: Shell) -> None:
+def test_a_terminal_without_cursor_movement_gets_plain_lines(shell: Shell) -> None:
     shell.write("flow.yaml", "name: f\nnodes: [{id: a, handler: input}]")
     done = watch(shell, "run", "flow.yaml", TERM="dumb")
     assert done.code == 0
@@ -164,7 +164,7 @@ def test_a_terminal_that_cannot_move_gets_plain_lines(shell: Shell) -> None:
     assert done.screen.text[0].endswith("f, 1 node")
 
 
-def test_no_color_takes_the_colours_and_not_the_live_view(shell: Shell) -> None:
+def test_no_color_removes_the_colours_but_keeps_the_live_view(shell: Shell) -> None:
     shell.write("flow.yaml", "name: f\nnodes: [{id: a, handler: input}]")
     done = watch(shell, "run", "flow.yaml", NO_COLOR="1")
     assert done.code == 0
@@ -180,7 +180,7 @@ def test_a_report_is_coloured_on_a_terminal(shell: Shell) -> None:
     assert done.screen.text[0].startswith("flow.yaml:2:8: empty_graph ")
 
 
-def test_a_retry_on_a_terminal_opens_the_rows_again(shell: Shell) -> None:
+def test_a_retry_on_a_terminal_reopens_the_rows(shell: Shell) -> None:
     shell.write(
         "flow.yaml",
         "name: f\non_failure: continue\nnodes:\n"
@@ -211,7 +211,7 @@ def test_a_batch_shows_one_bar_that_fills(shell: Shell) -> None:
     assert done.screen.cursor_shown
 
 
-def test_ctrl_c_on_a_watched_run_gives_the_cursor_back(shell: Shell) -> None:
+def test_ctrl_c_on_a_watched_run_restores_the_cursor(shell: Shell) -> None:
     shell.write("flow.yaml", "name: f\nnodes: [{id: a, handler: until, config: {file: go}}]")
     process = shell.start("run", "flow.yaml", "--handlers", "mine.py")
     shell.wait_for_start("a")

@@ -77,7 +77,9 @@ def test_a_failed_run_ends_with_the_cause_and_the_next_command_and_exit_code_1(
     assert done.err.splitlines() == ["save_parquet: logged by a handler"] * 3
 
 
-def test_what_may_lie_in_the_definition_is_told_with_what_a_retry_would_use(shell: Shell) -> None:
+def test_a_failed_template_prints_the_definition_as_a_possible_cause_and_the_retry_command(
+    shell: Shell,
+) -> None:
     shell.write(
         "flow.yaml",
         """
@@ -102,7 +104,7 @@ nodes:
     ("name", "place"),
     [("DOVETAIL_REDIS_URL", "redis://127.0.0.1:1/0"), ("DOVETAIL_SERVER", "http://127.0.0.1:1")],
 )
-def test_the_next_command_leads_to_the_file_whatever_the_others_work_on(
+def test_the_next_command_uses_the_file_even_if_redis_or_a_server_is_configured(
     shell: Shell, name: str, place: str
 ) -> None:
     shell.write("flow.yaml", FAILING)
@@ -118,14 +120,14 @@ def test_the_next_command_leads_to_the_file_whatever_the_others_work_on(
     assert "--embedded and --server" in both.err
 
 
-def test_a_short_backoff_is_told_as_it_is(shell: Shell) -> None:
+def test_a_short_backoff_is_printed_exactly(shell: Shell) -> None:
     shell.write("flow.yaml", FAILING.replace("seconds: 0}", "seconds: 0.2, jitter: 0}"))
     done = shell("run", "flow.yaml", "--handlers", "mine.py")
     waits = re.findall(r"retry \d in (\S+):", done.out)
     assert waits == ["0.2s", "0.4s"]
 
 
-def test_what_never_ran_is_no_cause_under_fail_fast(shell: Shell) -> None:
+def test_under_fail_fast_a_skipped_node_is_no_cause_of_the_failure(shell: Shell) -> None:
     shell.write("flow.yaml", FAILING.replace("continue", "fail_fast").replace("broken", "fail"))
     done = shell("run", "flow.yaml")
     assert done.code == 1
@@ -136,7 +138,7 @@ def test_what_never_ran_is_no_cause_under_fail_fast(shell: Shell) -> None:
     ]
 
 
-def test_many_nodes_with_one_fate_are_counted_instead_of_listed(shell: Shell) -> None:
+def test_many_nodes_with_the_same_end_are_counted_instead_of_listed(shell: Shell) -> None:
     after = [f"  - {{id: after_{n}, handler: output, dependencies: [bad]}}" for n in range(500)]
     shell.write(
         "flow.yaml", "\n".join(["name: f", "nodes:", "  - {id: bad, handler: fail}", *after])
@@ -146,7 +148,7 @@ def test_many_nodes_with_one_fate_are_counted_instead_of_listed(shell: Shell) ->
     assert "– and 495 more not run: bad failed" in done.out
 
 
-def test_json_is_one_document_on_stdout_and_nothing_else(shell: Shell) -> None:
+def test_the_json_output_is_one_document_on_stdout(shell: Shell) -> None:
     shell.write("flow.yaml", FAILING)
     done = shell("run", "flow.yaml", "--handlers", "mine.py", "--json")
     assert done.code == 1
@@ -171,7 +173,7 @@ def test_params_are_typed_by_the_schema_and_the_last_one_wins(shell: Shell) -> N
     assert json.loads(done.out)["params"] == params
 
 
-def test_every_violation_of_the_params_schema_is_told_with_exit_code_2(shell: Shell) -> None:
+def test_every_violation_of_the_params_schema_is_reported_with_exit_code_2(shell: Shell) -> None:
     shell.write("flow.yaml", TYPED)
     done = shell("run", "flow.yaml", "-p", "depth=deep", "-p", "topik=x")
     assert done.code == 2
@@ -218,7 +220,7 @@ def test_a_definition_may_come_from_stdin_as_yaml_or_json(shell: Shell, text: st
     assert json.loads(done.out)["workflow"] == "f"
 
 
-def test_text_from_handlers_and_definitions_cannot_steer_the_terminal(shell: Shell) -> None:
+def test_text_from_handlers_and_definitions_cannot_control_the_terminal(shell: Shell) -> None:
     nasty = r"\e[31mred\e[0m \e]0;title\a [bold]x[/bold] \u202e \r\x9b2J\nsecond line"
     shell.write(
         "flow.yaml",
@@ -248,7 +250,7 @@ def test_a_large_result_is_cut_with_a_hint(shell: Shell) -> None:
     assert "--json prints everything" in done.out
 
 
-def test_a_reader_that_goes_away_ends_the_run_quietly(shell: Shell) -> None:
+def test_a_closed_pipe_ends_the_run_quietly(shell: Shell) -> None:
     shell.write(
         "flow.yaml",
         "name: f\nnodes:\n  - {id: a, handler: sleep, config: {seconds: 0.2}}\n"
@@ -275,7 +277,7 @@ def test_a_reader_that_goes_away_ends_the_run_quietly(shell: Shell) -> None:
     ],
 )
 @pytest.mark.parametrize("command", ["run flow.yaml", "trigger f"])
-def test_a_first_line_that_cannot_be_written_ends_the_run_as_any_other(
+def test_a_first_line_that_cannot_be_written_ends_the_run_like_any_other_line(
     shell: Shell, command: str, into: str, said: str
 ) -> None:
     shell.write("flow.yaml", "name: f\nnodes: [{id: a, handler: sleep, config: {seconds: 30}}]")
@@ -298,7 +300,7 @@ def test_a_first_line_that_cannot_be_written_ends_the_run_as_any_other(
     assert run["status"] == "CANCELLED"
 
 
-def test_a_stream_that_cannot_show_the_signs_gets_plain_ones(shell: Shell) -> None:
+def test_a_stream_without_unicode_gets_plain_symbols(shell: Shell) -> None:
     shell.write("flow.yaml", FAILING)
     done = shell("run", "flow.yaml", "--handlers", "mine.py", PYTHONIOENCODING="ascii")
     assert done.code == 1
@@ -306,7 +308,7 @@ def test_a_stream_that_cannot_show_the_signs_gets_plain_ones(shell: Shell) -> No
     assert "- create_review  skipped: save_parquet failed" in done.out
 
 
-def test_a_handler_stuck_in_a_thread_does_not_hold_up_the_end(shell: Shell) -> None:
+def test_a_handler_stuck_in_a_thread_does_not_delay_the_end(shell: Shell) -> None:
     shell.write(
         "stuck.py",
         "import asyncio, time\nfrom dovetail import handler\n"
@@ -323,7 +325,7 @@ def test_a_handler_stuck_in_a_thread_does_not_hold_up_the_end(shell: Shell) -> N
     assert "a: timeout: did not finish within 0.2 s" in done.out
 
 
-def test_what_a_handler_left_for_the_exit_is_done(shell: Shell) -> None:
+def test_the_exit_hooks_of_a_handler_are_run(shell: Shell) -> None:
     shell.write(
         "tidy.py",
         "import asyncio, atexit, pathlib\nfrom dovetail import handler\n"

@@ -85,7 +85,7 @@ def history(made: History, shell: Shell, command: Command) -> History:
     return made
 
 
-def test_the_list_has_the_newest_run_first_and_says_what_failed(
+def test_the_list_has_the_newest_run_first_and_names_the_failures(
     history: History, command: Command
 ) -> None:
     done = command("runs", "list")
@@ -104,7 +104,7 @@ def test_the_list_has_the_newest_run_first_and_says_what_failed(
     assert page[-2] == "1 run of these is interrupted: dovetail runs resume"
 
 
-def test_the_list_can_be_narrowed_and_read_page_by_page(history: History, command: Command) -> None:
+def test_the_list_can_be_filtered_and_paged(history: History, command: Command) -> None:
     assert history.bad[:6] in command("runs", "list", "--status", "failed").out
     assert command("runs", "list", "--workflow", "good").out.count("\n") == 2
     assert command("runs", "list", "--workflow", "none").out == "no such run here\n"
@@ -141,7 +141,9 @@ def test_a_failed_run_is_shown_with_its_cause_and_the_next_command(
     assert lines[-1] == f"fix it, then:  {retry}      reruns 2, reuses 1"
 
 
-def test_without_a_run_the_newest_is_shown_and_named(history: History, command: Command) -> None:
+def test_without_a_run_id_the_newest_run_is_shown_and_named(
+    history: History, command: Command
+) -> None:
     done = command("runs", "show")
     assert done.err == f"the newest run: {history.left[:6]} left\n"
     lines = done.out.splitlines()
@@ -174,7 +176,7 @@ def test_why_explains_each_unfinished_node(history: History, command: Command) -
     assert [node["code"] for node in explained["nodes"]] == ["no_worker", "waiting_for_parents"]
 
 
-def test_why_of_a_run_that_has_ended_says_what_failed_or_that_nothing_waits(
+def test_why_of_a_finished_run_names_the_failure_or_says_that_nothing_waits(
     history: History, command: Command
 ) -> None:
     assert "  nothing waits: every node has finished" in command("runs", "why", history.good).out
@@ -185,7 +187,7 @@ def test_why_of_a_run_that_has_ended_says_what_failed_or_that_nothing_waits(
     assert "dovetail runs retry" in bad
 
 
-def test_events_are_one_line_each_or_the_list_of_the_api(
+def test_events_are_printed_one_per_line_or_as_the_list_of_the_api(
     history: History, command: Command
 ) -> None:
     events = json.loads(command("runs", "events", history.bad, "--json").out)
@@ -201,7 +203,7 @@ def test_events_are_one_line_each_or_the_list_of_the_api(
     assert later == events[3:]
 
 
-def test_events_that_are_followed_end_with_the_run_or_when_nobody_drives_it(
+def test_followed_events_end_with_the_run_or_when_it_has_no_owner(
     history: History, command: Command, shell: Shell
 ) -> None:
     events = json.loads(command("runs", "events", history.bad, "--json").out)
@@ -214,7 +216,9 @@ def test_events_that_are_followed_end_with_the_run_or_when_nobody_drives_it(
     assert f"go on with:  dovetail runs resume {history.left[:6]}" in left.err
 
 
-def test_results_are_the_result_or_what_there_is(history: History, command: Command) -> None:
+def test_results_prints_the_result_or_the_available_outputs(
+    history: History, command: Command
+) -> None:
     good = command("runs", "results", history.good)
     assert json.loads(good.out) == {"start": {"topic": "otters"}}
     bad = command("runs", "results", history.bad)
@@ -225,7 +229,7 @@ def test_results_are_the_result_or_what_there_is(history: History, command: Comm
     assert set(whole["outputs"]) == {"start", "end"}
 
 
-def test_results_of_a_run_that_goes_on_are_only_given_as_partial(
+def test_results_of_a_running_run_are_only_given_as_partial(
     history: History, command: Command
 ) -> None:
     refused = command("runs", "results", history.left)
@@ -244,7 +248,7 @@ def test_verify_replays_a_run_or_all_of_them(history: History, command: Command)
     assert [run["divergences"] for run in listed["items"]] == [[], [], []]
 
 
-def test_a_divergence_is_told_with_exit_code_1(
+def test_a_divergence_is_reported_with_exit_code_1(
     history: History, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def diverges(self: object, run_id: str) -> list[str]:
@@ -260,7 +264,7 @@ def test_a_divergence_is_told_with_exit_code_1(
     assert command("runs", "verify", history.good, "--json").code == 1
 
 
-def test_a_dry_run_says_what_a_retry_would_do_and_changes_nothing(
+def test_a_dry_run_prints_the_plan_of_a_retry_and_changes_nothing(
     history: History, command: Command
 ) -> None:
     done = command("runs", "retry", history.bad, "--dry-run")
@@ -275,14 +279,14 @@ def test_a_dry_run_says_what_a_retry_would_do_and_changes_nothing(
     assert json.loads(command("runs", "show", history.bad, "--json").out)["epoch"] == 1
 
 
-def test_retry_without_a_run_takes_the_newest_that_did_not_complete(
+def test_retry_without_a_run_id_takes_the_newest_run_that_did_not_complete(
     history: History, command: Command
 ) -> None:
     done = command("runs", "retry", "--dry-run")
     assert done.err == f"the newest FAILED or CANCELLED run: {history.bad[:6]} bad\n"
 
 
-def test_retry_without_a_run_that_could_be_retried_says_so(shell: Shell) -> None:
+def test_retry_without_a_run_to_retry_says_so(shell: Shell) -> None:
     shell.write("flow.yaml", "name: flow\nnodes: [{id: start, handler: input}]\n")
     assert shell("run", "flow.yaml").code == 0
     done = shell("runs", "retry")
@@ -305,7 +309,7 @@ def test_retry_without_a_run_that_could_be_retried_says_so(shell: Shell) -> None
         (["list", "--cursor", "nonsense"], 2, "cursor"),
     ],
 )
-def test_what_cannot_be_done_is_refused_in_one_line(
+def test_an_impossible_command_is_refused_in_one_line(
     history: History, shell: Shell, args: list[str], code: int, said: str
 ) -> None:
     ids = {"GOOD": history.good, "BAD": history.bad, "LEFT": history.left}
@@ -317,7 +321,7 @@ def test_what_cannot_be_done_is_refused_in_one_line(
     assert done.err.count("\n") == 1
 
 
-def test_an_ambiguous_prefix_is_refused_with_what_it_could_mean(
+def test_an_ambiguous_prefix_is_refused_with_its_matches(
     history: History, command: Command, shell: Shell
 ) -> None:
     connection = sqlite3.connect(shell.directory / ".dovetail/dovetail.db")
@@ -334,7 +338,7 @@ def test_an_ambiguous_prefix_is_refused_with_what_it_could_mean(
     assert command("runs", "show", "abcd1").code == 0
 
 
-def test_a_watched_run_that_has_ended_is_told_at_once(history: History, shell: Shell) -> None:
+def test_watching_a_finished_run_prints_its_end_immediately(history: History, shell: Shell) -> None:
     done = shell("runs", "watch", history.bad)
     assert done.code == 1
     lines = done.out.splitlines()
@@ -346,9 +350,7 @@ def test_a_watched_run_that_has_ended_is_told_at_once(history: History, shell: S
     assert json.loads(good.out)["status"] == "COMPLETED"
 
 
-def test_a_watched_run_that_nobody_drives_is_left_with_a_hint(
-    history: History, shell: Shell
-) -> None:
+def test_watching_a_run_without_an_owner_ends_with_a_hint(history: History, shell: Shell) -> None:
     done = shell("runs", "watch", history.left)
     assert done.code == 1
     resume = f"dovetail runs resume {history.left[:6]} --handlers FILE.py"
@@ -357,14 +359,14 @@ def test_a_watched_run_that_nobody_drives_is_left_with_a_hint(
     )
 
 
-def test_runs_are_listed_by_each_status_there_is(history: History, command: Command) -> None:
+def test_runs_can_be_listed_by_every_status(history: History, command: Command) -> None:
     for status in RunStatus:
         listed = command("runs", "list", "--status", status.value.lower(), "--json")
         assert listed.code == 0, listed.err
         assert {run["status"] for run in json.loads(listed.out)["items"]} <= {status.value}
 
 
-def test_a_run_that_nobody_drives_can_be_cancelled(history: History, command: Command) -> None:
+def test_a_run_without_an_owner_can_be_cancelled(history: History, command: Command) -> None:
     done = command("runs", "cancel")
     assert done.err == f"the newest RUNNING run: {history.left[:6]} left\n"
     assert done.out.splitlines()[0] == f"CANCELLED {history.left[:6]} left"
@@ -375,7 +377,7 @@ def test_a_run_that_nobody_drives_can_be_cancelled(history: History, command: Co
     assert again.err == "error: no run here is RUNNING\n"
 
 
-def test_resume_goes_on_where_the_killed_process_was(history: History, shell: Shell) -> None:
+def test_resume_continues_where_the_killed_process_stopped(history: History, shell: Shell) -> None:
     shell.write("go", "")
     done = shell("runs", "resume", history.left[:6], "--handlers", "mine.py")
     assert done.code == 0, done.err
@@ -391,7 +393,7 @@ def test_resume_goes_on_where_the_killed_process_was(history: History, shell: Sh
     assert left == ["first 1.1", "stuck 1.1", "stuck 1.2"]
 
 
-def test_resume_without_a_run_takes_over_all_that_nobody_drives(
+def test_resume_without_a_run_id_takes_over_all_runs_without_an_owner(
     history: History, shell: Shell
 ) -> None:
     shell.write("go", "")
@@ -412,7 +414,7 @@ def test_resume_says_which_runs_it_cannot_drive(history: History, shell: Shell) 
     assert "needs handlers that are not known here: 'counted', 'until';" in done.err
 
 
-def test_retry_drives_the_run_here_to_its_end(history: History, shell: Shell) -> None:
+def test_retry_drives_the_run_in_this_process_to_its_end(history: History, shell: Shell) -> None:
     again = shell("runs", "retry", history.bad, "--handlers", "mine.py")
     assert again.code == 1
     assert "retried: 2 nodes to run" in again.out
@@ -439,14 +441,14 @@ def test_retry_drives_the_run_here_to_its_end(history: History, shell: Shell) ->
         ["doctor"],
     ],
 )
-def test_looking_makes_no_file(command: Command, shell: Shell, args: list[str]) -> None:
+def test_read_commands_create_no_file(command: Command, shell: Shell, args: list[str]) -> None:
     done = command(*args)
     assert done.code == 0, done.err
     assert not (shell.directory / ".dovetail").exists()
 
 
 @pytest.mark.parametrize("verb", ["show", "why", "watch", "cancel", "results", "events", "verify"])
-def test_without_any_run_each_command_says_how_to_make_one(shell: Shell, verb: str) -> None:
+def test_without_any_run_each_command_says_how_to_create_one(shell: Shell, verb: str) -> None:
     done = shell("runs", verb)
     assert done.code == 1
     assert done.err.startswith("error: there is no run here")

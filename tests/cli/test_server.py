@@ -111,7 +111,7 @@ def node(id_: str, handler: str, *above: str, **config: Any) -> dict[str, Any]:
     return {"id": id_, "handler": handler, "dependencies": list(above), "config": config}
 
 
-def test_validate_asks_the_server_for_handlers_that_are_not_known_here(
+def test_validate_gets_unknown_handlers_from_the_server(
     on: Command, shell: Shell, name: str
 ) -> None:
     here = "from dovetail import handler\n@handler\ndef only_here(config, ctx): return 1\n"
@@ -168,7 +168,7 @@ def test_workflows_are_registered_listed_shown_aliased_and_deleted(
     assert not (shell.directory / ".dovetail").exists()
 
 
-def test_a_definition_is_judged_by_the_server_with_lines_and_columns(
+def test_the_server_validates_a_definition_with_lines_and_columns(
     on: Command, shell: Shell, name: str
 ) -> None:
     shell.write("typo.yaml", f"name: {name}\nnodes:\n  - id: a\n    handler: greett\n")
@@ -182,7 +182,7 @@ def test_a_definition_is_judged_by_the_server_with_lines_and_columns(
     assert on("workflows", "register", file).code == 0, "mine.py is loaded there, and not here"
 
 
-def test_a_run_is_triggered_found_by_its_first_digits_and_told(
+def test_a_run_is_triggered_found_by_its_prefix_and_shown(
     on: Command, shell: Shell, server: Served, name: str
 ) -> None:
     schema = {"type": "object", "properties": {"times": {"type": "integer"}}}
@@ -207,7 +207,7 @@ def test_a_run_is_triggered_found_by_its_first_digits_and_told(
     assert why == server.get(f"/runs/{run_id}/explain")
 
 
-def test_wrong_params_unknown_runs_and_a_resume_end_as_on_the_file(
+def test_invalid_params_unknown_runs_and_resume_fail_as_on_the_file(
     on: Command, shell: Shell, server: Served, name: str
 ) -> None:
     schema = {"type": "object", "properties": {"times": {"type": "integer"}}}
@@ -267,7 +267,7 @@ def test_a_run_is_watched_live_to_its_end(
     assert following.wait(SECONDS) == 0
 
 
-def test_ctrl_c_ends_the_view_and_not_the_run(
+def test_ctrl_c_ends_the_view_but_not_the_run(
     on: Command, shell: Shell, server: Served, name: str
 ) -> None:
     run_id = triggered(on, shell, name, node("a", "until", file=name))
@@ -284,7 +284,7 @@ def test_ctrl_c_ends_the_view_and_not_the_run(
     assert json.loads(on("runs", "show", run_id, "--json").out)["status"] == "CANCELLED"
 
 
-def test_a_retry_waits_like_a_run_and_with_detach_it_does_not(
+def test_a_retry_waits_for_the_run_unless_detached(
     on: Command, shell: Shell, server: Served, name: str
 ) -> None:
     run_id = triggered(on, shell, name, node("a", "input"), node("b", "needs", "a", file=name))
@@ -340,7 +340,7 @@ def test_a_batch_is_sent_followed_and_retried(shell: Shell, server: Served, name
 # ── where ────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_flag_wins_over_the_environment_and_a_server_over_redis(
+def test_a_flag_overrides_the_environment_and_a_server_overrides_redis(
     command: Command, server: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nowhere = f"127.0.0.1:{free_port()}"
@@ -357,7 +357,7 @@ def test_a_flag_wins_over_the_environment_and_a_server_over_redis(
     assert command("limits", "list").code == 0, "and the flag of another command is forgotten"
 
 
-def test_what_is_no_address_is_invalid_input(command: Command) -> None:
+def test_a_malformed_server_address_is_invalid_input(command: Command) -> None:
     for url in ("host:8700", "ftp://host", "http://", "http://me:hunter2@host", "http://h/?a=b"):
         done = command("runs", "list", "--server", url)
         assert (done.code, done.out) == (2, ""), url
@@ -365,14 +365,16 @@ def test_what_is_no_address_is_invalid_input(command: Command) -> None:
         assert "http://host:8700" in done.err or "token" in done.err or "http://" in done.err
 
 
-def test_run_stays_here_whatever_server_there_is(shell: Shell, server: Served, name: str) -> None:
+def test_run_executes_locally_even_if_a_server_is_configured(
+    shell: Shell, server: Served, name: str
+) -> None:
     file = write(shell, name, node("a", "input"))
     assert shell("run", file, DOVETAIL_SERVER=server.url).code == 0
     assert server.get(f"/runs?workflow={name}")["items"] == []
     assert (shell.directory / ".dovetail" / "dovetail.db").exists()
 
 
-def test_a_token_is_asked_for_and_a_doctor_says_so(
+def test_a_missing_token_is_reported_and_doctor_reports_it_too(
     command: Command, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = Served(tmp_path_factory.mktemp("tokens"), DOVETAIL_TOKENS=TOKEN)
@@ -396,14 +398,14 @@ def test_a_token_is_asked_for_and_a_doctor_says_so(
         served.close()
 
 
-def test_a_doctor_finds_a_server_that_is_away(command: Command) -> None:
+def test_doctor_reports_an_unreachable_server(command: Command) -> None:
     done = command("doctor", "--server", f"http://127.0.0.1:{free_port()}")
     assert done.code == 1
     assert "start it there:  dovetail serve" in done.out
 
 
 @pytest.mark.parametrize("group", ["runs", "workflows", "limits", None])
-def test_every_command_about_runs_takes_a_server(group: str | None) -> None:
+def test_every_runs_command_accepts_a_server(group: str | None) -> None:
     known: Any = get_group(app).commands
     commands = known if group is None else known[group].commands
     on_target = {

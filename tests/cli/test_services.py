@@ -134,7 +134,7 @@ def waits_for(file: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("service", ["orchestrator", "worker"])
-def test_without_a_redis_to_work_on_it_says_what_to_set(
+def test_a_service_without_redis_names_the_missing_setting(
     command: Callable[..., Any], service: str
 ) -> None:
     done = command(service)
@@ -153,7 +153,7 @@ def test_without_a_redis_to_work_on_it_says_what_to_set(
         (["worker"], {"DOVETAIL_LEASE_SECONDS": "soon"}, 2, "DOVETAIL_LEASE_SECONDS"),
     ],
 )
-def test_what_cannot_start_says_why(
+def test_a_service_that_cannot_start_says_why(
     command: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
     words: list[str],
@@ -168,9 +168,7 @@ def test_what_cannot_start_says_why(
     assert said in done.err
 
 
-def test_a_password_that_is_wrong_does_not_become_right_by_waiting(
-    shell: Shell, redis_url: str
-) -> None:
+def test_a_wrong_password_fails_without_waiting(shell: Shell, redis_url: str) -> None:
     wrong = redis_url.replace("redis://", "redis://:secret@")
     done = shell("worker", DOVETAIL_REDIS_URL=wrong)
     assert done.code == 1
@@ -179,7 +177,7 @@ def test_a_password_that_is_wrong_does_not_become_right_by_waiting(
     assert "secret" not in done.err
 
 
-def test_without_the_client_for_redis_it_says_what_to_install(shell: Shell) -> None:
+def test_without_the_redis_client_the_service_names_the_missing_package(shell: Shell) -> None:
     missing = "raise ModuleNotFoundError(\"No module named 'hiredis'\", name='hiredis')"
     (shell.directory / "hiredis.py").write_text(missing)
     env = {"DOVETAIL_REDIS_URL": "redis://localhost", "PYTHONPATH": str(shell.directory)}
@@ -188,7 +186,7 @@ def test_without_the_client_for_redis_it_says_what_to_install(shell: Shell) -> N
     assert "pip install 'dovetail[redis]'" in done.err
 
 
-def test_a_service_may_be_there_before_its_redis(services: Services) -> None:
+def test_a_service_may_start_before_redis(services: Services) -> None:
     with RedisServer() as late:
         late.kill()
         services.url = late.url
@@ -198,14 +196,14 @@ def test_a_service_may_be_there_before_its_redis(services: Services) -> None:
         services.end(worker)
 
 
-def test_a_service_that_waits_for_its_redis_can_be_stopped(services: Services) -> None:
+def test_a_service_that_waits_for_redis_can_be_stopped(services: Services) -> None:
     services.url = f"redis://127.0.0.1:{free_port()}/0"
     orchestrator = services.start("orchestrator", until="waiting for Redis")
     services.end(orchestrator)
     assert "started" not in services.log(orchestrator)
 
 
-async def test_a_redis_that_does_not_come_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_redis_that_does_not_start_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "START_SECONDS", 0.2)
     monkeypatch.setattr(health, "RETRY_SECONDS", 0.05)
     port = free_port()
@@ -227,7 +225,7 @@ def test_uvloop_is_used_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setitem(sys.modules, "uvloop", None)
 
 
-async def test_of_loops_side_by_side_the_first_error_is_the_one_that_is_told() -> None:
+async def test_of_concurrent_loops_the_first_error_is_reported() -> None:
     async def fails() -> None:
         raise StoreError("gone")
 
@@ -241,7 +239,7 @@ async def test_of_loops_side_by_side_the_first_error_is_the_one_that_is_told() -
             await asyncio.wait([working])
 
 
-async def test_a_worker_that_lost_its_redis_for_long_begins_anew(
+async def test_a_worker_that_lost_redis_for_long_starts_afresh(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked = asyncio.Event()
@@ -268,7 +266,7 @@ async def test_a_worker_that_lost_its_redis_for_long_begins_anew(
 # ── working ──────────────────────────────────────────────────────────────────────────────
 
 
-def test_one_of_each_runs_a_workflow(services: Services) -> None:
+def test_one_process_of_each_service_runs_a_workflow(services: Services) -> None:
     worker = services.start("worker", "--concurrency", "3", "--handlers", "mine.py")
     orchestrator = services.start("orchestrator", DOVETAIL_LOG_FORMAT="json")
     services.submit(
@@ -300,7 +298,7 @@ def test_one_of_each_runs_a_workflow(services: Services) -> None:
 # ── ending ───────────────────────────────────────────────────────────────────────────────
 
 
-def test_what_runs_may_finish_before_a_worker_ends(services: Services) -> None:
+def test_running_nodes_may_finish_before_a_worker_ends(services: Services) -> None:
     services.start("orchestrator")
     worker = services.start("worker", "--handlers", "mine.py")
     services.submit("r", waits_for("go"), {"id": "b", "handler": "output", "dependencies": ["a"]})
@@ -317,7 +315,7 @@ def test_what_runs_may_finish_before_a_worker_ends(services: Services) -> None:
     assert services.executions() == ["a 1.1"]
 
 
-def test_what_does_not_finish_in_time_is_handed_back_at_once(services: Services) -> None:
+def test_a_node_that_outlasts_the_drain_is_handed_back_immediately(services: Services) -> None:
     """The lease is a minute; the next worker has it within seconds all the same."""
     services.start("orchestrator")
     worker = services.start("worker", "--handlers", "mine.py", DOVETAIL_DRAIN_SECONDS="0.2")
@@ -333,7 +331,7 @@ def test_what_does_not_finish_in_time_is_handed_back_at_once(services: Services)
     assert services.executions() == ["a 1.1", "a 1.2"]
 
 
-def test_a_second_signal_ends_a_worker_at_once(services: Services) -> None:
+def test_a_second_signal_ends_a_worker_immediately(services: Services) -> None:
     services.start("orchestrator")
     worker = services.start("worker", "--handlers", "mine.py")
     services.submit("r", waits_for("never"))
@@ -344,7 +342,7 @@ def test_a_second_signal_ends_a_worker_at_once(services: Services) -> None:
     assert "without waiting" in services.log(worker)
 
 
-def test_a_service_survives_the_restart_of_its_redis_and_ends_without_it(
+def test_a_service_survives_a_restart_of_redis_and_ends_without_redis(
     services: Services,
 ) -> None:
     with RedisServer() as redis:

@@ -44,12 +44,12 @@ from dovetail.documents.commands.reviews import HEAD, document_row
         ("\ud800", r"\ud800"),
     ],
 )
-def test_what_could_steer_a_terminal_is_spelled_out(text: str, left: str) -> None:
+def test_terminal_control_characters_are_escaped(text: str, left: str) -> None:
     assert plain(text) == left
 
 
 @given(st.text())
-def test_nothing_that_steers_ever_passes_and_nothing_is_taken_out(text: str) -> None:
+def test_no_control_character_passes_and_no_character_is_lost(text: str) -> None:
     shown = plain(text)
     assert all(char.isprintable() or char in JOINERS for char in shown)
     assert all(char.isprintable() or char in JOINERS for char in "".join(plain_lines(text)))
@@ -59,7 +59,7 @@ def test_nothing_that_steers_ever_passes_and_nothing_is_taken_out(text: str) -> 
 
 
 @given(st.recursive(st.none() | st.text() | st.integers(), st.lists))
-def test_a_printable_json_text_means_the_same(value: object) -> None:
+def test_printable_json_text_keeps_its_value(value: object) -> None:
     shown = printable(json.dumps(value, ensure_ascii=False, indent=2))
     assert json.loads(shown) == value
     assert all(line.isprintable() for line in shown.split("\n"))
@@ -86,11 +86,11 @@ def test_a_clipped_text_fits(text: str, width: int) -> None:
         (7380, "2h 03m"),
     ],
 )
-def test_a_duration_is_as_exact_as_it_is_short(seconds: float, said: str) -> None:
+def test_a_duration_is_short_and_precise(seconds: float, said: str) -> None:
     assert duration(seconds) == said
 
 
-def test_a_countdown_never_says_zero_before_it_is_over() -> None:
+def test_a_countdown_never_shows_zero_before_its_end() -> None:
     assert [countdown(left) for left in (12.4, 1.2, 0.1, 0.0, -3.0)] == [
         *("12s", "2s", "1s", "0s", "0s")
     ]
@@ -110,7 +110,7 @@ def test_a_countdown_never_says_zero_before_it_is_over() -> None:
         (3 * 86400, "3 days ago"),
     ],
 )
-def test_an_age_is_told_in_the_unit_that_says_most(seconds: float, said: str) -> None:
+def test_an_age_is_shown_in_its_largest_useful_unit(seconds: float, said: str) -> None:
     assert ago(seconds) == said
 
 
@@ -194,12 +194,12 @@ NEVER_ONE = {
 
 @pytest.mark.parametrize("number", [0, 1, 2])
 @pytest.mark.parametrize("noun", NOUNS)
-def test_one_is_one(number: int, noun: str) -> None:
+def test_a_count_of_one_is_singular(number: int, noun: str) -> None:
     one = {"processes": "process", "retries": "retry"}.get(noun, noun[:-1])
     assert counted(number, one, noun) == f"{number} {one if number == 1 else noun}"
 
 
-def test_no_sentence_counts_without_knowing_of_one() -> None:
+def test_every_sentence_with_a_count_handles_the_singular() -> None:
     """Every text in the source that has a number before a plural asks `counted` for it."""
     number = r"(?:\{[^{}]*\}|%d)"
     pattern = re.compile(rf"{number} (?:{'|'.join(NOUNS)})\b[^\"'\n]{{0,30}}")

@@ -49,7 +49,7 @@ def newest(shell: Shell) -> dict[str, object]:
     return dict(run)
 
 
-def test_a_run_cancelled_from_another_shell_ends_soon_with_exit_code_1(
+def test_a_run_cancelled_by_another_process_ends_soon_with_exit_code_1(
     shell: Shell,
 ) -> None:
     process = started(shell, DOVETAIL_LEASE_SECONDS="60")  # not only when it renews that
@@ -65,7 +65,7 @@ def test_a_run_cancelled_from_another_shell_ends_soon_with_exit_code_1(
     assert err == ""
 
 
-def test_watching_follows_the_other_shell_to_the_end(shell: Shell) -> None:
+def test_watch_follows_the_run_of_another_process_to_its_end(shell: Shell) -> None:
     process = started(shell)
     watching = shell.start("runs", "watch")
     assert watching.stdout is not None
@@ -78,7 +78,7 @@ def test_watching_follows_the_other_shell_to_the_end(shell: Shell) -> None:
     assert "COMPLETED" in watched[1]
 
 
-def test_ctrl_c_stops_the_watching_and_not_the_run(shell: Shell) -> None:
+def test_ctrl_c_stops_the_watch_but_not_the_run(shell: Shell) -> None:
     process = started(shell)
     watching = shell.start("runs", "watch")
     assert watching.stdout is not None
@@ -92,7 +92,7 @@ def test_ctrl_c_stops_the_watching_and_not_the_run(shell: Shell) -> None:
     assert ended(process)[0] == 0
 
 
-def test_the_watcher_of_a_run_whose_process_dies_is_told(shell: Shell) -> None:
+def test_watch_reports_that_the_process_of_its_run_died(shell: Shell) -> None:
     process = started(shell)
     watching = shell.start("runs", "watch")
     assert watching.stdout is not None
@@ -104,7 +104,7 @@ def test_the_watcher_of_a_run_whose_process_dies_is_told(shell: Shell) -> None:
     assert "interrupted: no process is running it; go on with:  dovetail runs resume " in out
 
 
-def test_why_tells_of_a_run_that_another_shell_drives(shell: Shell) -> None:
+def test_why_explains_a_run_that_another_process_drives(shell: Shell) -> None:
     process = started(shell)
     explained = json.loads(shell("runs", "why", "--json").out)
     assert [node["code"] for node in explained["nodes"]] == ["running", "waiting_for_parents"]
@@ -115,7 +115,7 @@ def test_why_tells_of_a_run_that_another_shell_drives(shell: Shell) -> None:
     assert ended(process)[0] == 0
 
 
-def test_a_run_survives_kill_9_and_is_resumed_without_running_again_what_completed(
+def test_a_run_survives_kill_9_and_resume_does_not_rerun_completed_nodes(
     shell: Shell,
 ) -> None:
     process = started(shell)
@@ -130,7 +130,7 @@ def test_a_run_survives_kill_9_and_is_resumed_without_running_again_what_complet
     assert shell("runs", "verify").code == 0
 
 
-def test_sigterm_hands_the_run_back_and_resume_goes_on_with_it(shell: Shell) -> None:
+def test_sigterm_hands_the_run_back_and_resume_continues_it(shell: Shell) -> None:
     process = started(shell, DOVETAIL_DRAIN_SECONDS="0.2")
     process.send_signal(signal.SIGTERM)
     code, out, err = ended(process)
@@ -159,7 +159,7 @@ def test_a_node_that_ends_within_the_drain_is_not_run_again(shell: Shell) -> Non
     assert shell.executions() == ["first 1.1", "waits 1.1"]
 
 
-def test_a_run_that_ends_within_the_drain_is_told_instead_of_handed_back(shell: Shell) -> None:
+def test_a_run_that_ends_within_the_drain_is_reported_instead_of_handed_back(shell: Shell) -> None:
     shell.write(
         "stuck.yaml", STUCK.replace("  - {id: last, handler: output, dependencies: [waits]}\n", "")
     )
@@ -182,7 +182,7 @@ def test_a_handed_back_run_is_a_json_document_too(shell: Shell) -> None:
     assert "go on with:  dovetail runs resume " in err
 
 
-def test_two_runs_side_by_side_on_one_file_do_not_touch_each_other(shell: Shell) -> None:
+def test_two_concurrent_runs_on_one_file_do_not_affect_each_other(shell: Shell) -> None:
     process = started(shell)
     shell.write("other.yaml", "name: other\nnodes: [{id: a, handler: counted}]")
     other = shell("run", "other.yaml", *MINE)
@@ -195,7 +195,7 @@ def test_two_runs_side_by_side_on_one_file_do_not_touch_each_other(shell: Shell)
     assert shell.executions().count("waits 1.1") == 1
 
 
-def test_a_retry_of_a_failing_run_goes_to_the_process_that_still_drives_it(shell: Shell) -> None:
+def test_a_retry_of_a_failing_run_goes_to_its_owner(shell: Shell) -> None:
     shell.write(
         "flow.yaml",
         "name: flow\nnodes:\n  - {id: waits, handler: until, config: {file: go}}\n"
@@ -215,7 +215,7 @@ def test_a_retry_of_a_failing_run_goes_to_the_process_that_still_drives_it(shell
     assert sorted(shell.executions()) == ["broken 1.1", "broken 2.1", "waits 1.1"]
 
 
-def test_a_follower_takes_over_when_the_process_that_drives_dies(shell: Shell) -> None:
+def test_a_repeated_trigger_takes_over_when_the_owner_dies(shell: Shell) -> None:
     shell.write("one.yaml", "name: one\nnodes: [{id: waits, handler: until, config: {file: go}}]")
     assert shell("workflows", "register", "one.yaml", *MINE).code == 0
     keyed = ("trigger", "one", "--idempotency-key", "k", *MINE)
@@ -264,7 +264,7 @@ def left_behind(shell: Shell, *files: str) -> None:
         process.communicate()
 
 
-def test_resume_of_several_tells_each_end_and_fails_if_one_did(shell: Shell) -> None:
+def test_resume_of_several_runs_reports_each_end_and_fails_if_one_failed(shell: Shell) -> None:
     left_behind(shell, "first", "first", "never")
     shell.write("first", "")
     process = shell.start("runs", "resume", *MINE)
@@ -282,7 +282,7 @@ def test_resume_of_several_tells_each_end_and_fails_if_one_did(shell: Shell) -> 
     ]
 
 
-def test_ctrl_c_cancels_all_that_was_resumed(shell: Shell) -> None:
+def test_ctrl_c_cancels_all_resumed_runs(shell: Shell) -> None:
     left_behind(shell, "never", "never")
     process = shell.start("runs", "resume", *MINE)
     for number in (0, 1):
@@ -296,7 +296,7 @@ def test_ctrl_c_cancels_all_that_was_resumed(shell: Shell) -> None:
     assert newest(shell)["status"] == "CANCELLED"
 
 
-def test_sigterm_hands_all_that_was_resumed_back_again(shell: Shell) -> None:
+def test_sigterm_hands_all_resumed_runs_back(shell: Shell) -> None:
     left_behind(shell, "never", "never")
     process = shell.start("runs", "resume", *MINE, DOVETAIL_DRAIN_SECONDS="0.1")
     for number in (0, 1):

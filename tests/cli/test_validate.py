@@ -65,7 +65,7 @@ def test_every_problem_has_its_place_its_line_and_a_caret(command: Command, shel
     ]
 
 
-def test_a_valid_file_is_said_to_be_so(command: Command, shell: Shell) -> None:
+def test_a_valid_file_is_reported_as_valid(command: Command, shell: Shell) -> None:
     shell.write("flow.yaml", RIGHT)
     done = command("validate", "flow.yaml")
     assert (done.code, done.out) == (0, "flow.yaml: valid, 2 nodes in 2 layers\n")
@@ -82,7 +82,7 @@ def test_a_warning_is_marked_and_does_not_make_a_file_invalid(
     assert done.out.endswith("flow.yaml: valid, 2 nodes in 2 layers, 1 warning\n")
 
 
-def test_several_files_are_all_checked_and_one_bad_one_decides(
+def test_several_files_are_all_checked_and_one_invalid_file_fails_the_command(
     command: Command, shell: Shell
 ) -> None:
     shell.write("right.yaml", RIGHT)
@@ -131,7 +131,7 @@ def test_handlers_can_be_loaded_for_the_check(shell: Shell) -> None:
         ({"DOVETAIL_SERVER": "http://127.0.0.1:1"}, "http://127.0.0.1:1 cannot be reached"),
     ],
 )
-def test_it_works_where_nobody_can_be_asked_about_handlers(
+def test_validate_works_without_a_source_of_worker_handlers(
     command: Command,
     shell: Shell,
     monkeypatch: pytest.MonkeyPatch,
@@ -152,7 +152,7 @@ def test_it_works_where_nobody_can_be_asked_about_handlers(
     assert said in hint
 
 
-def test_a_thousand_problems_are_reported_in_a_moment(command: Command, shell: Shell) -> None:
+def test_a_thousand_problems_are_reported_quickly(command: Command, shell: Shell) -> None:
     nodes = [f"  - {{id: n{n}, handler: input, nope: 1}}" for n in range(5000)]
     shell.write("flow.yaml", "\n".join(["name: f", "nodes:", *nodes]))
     done = command("validate", "flow.yaml")
@@ -187,7 +187,7 @@ def test_a_long_line_is_cut_around_the_caret() -> None:
         assert text.endswith("…") == (column < 990)
 
 
-def test_what_could_steer_a_terminal_is_replaced_in_an_excerpt() -> None:
+def test_terminal_control_characters_are_replaced_in_an_excerpt() -> None:
     text, caret = shown("a\x1b[31mb\u202ec", 7)
     assert text == "    a�[31mb�c"
     assert caret == 4 + 6
@@ -197,7 +197,7 @@ def test_an_empty_line_has_no_excerpt() -> None:
     assert list(excerpt("   ", 1, 60)) == []
 
 
-def test_a_secret_for_a_handler_that_only_workers_have_is_judged_as_they_announced_it(
+def test_a_secret_for_a_worker_only_handler_is_checked_against_its_announcement(
     command: Command, shell: Shell, monkeypatch: pytest.MonkeyPatch, redis_url: str
 ) -> None:
     facts = WorkerFacts("w", "host", 7, 0.0, ["plain", "takes"], 0, 1, {}, {"takes": True})

@@ -20,7 +20,9 @@ CALLS = {
 
 
 @pytest.mark.parametrize("case", CALLS)
-def test_it_ends_as_the_script_does_and_says_the_same(shell: Shell, case: str) -> None:
+def test_the_warm_process_gives_the_output_and_exit_code_of_the_script(
+    shell: Shell, case: str
+) -> None:
     words, given = CALLS[case]
     env = environment(COLUMNS="90")
     code, *told = cold(words, shell.directory, env, given.encode(), SECONDS)
@@ -34,7 +36,7 @@ def same(text: bytes) -> str:
     return re.sub(r"[0-9a-f]{32}|[0-9]+", "#", text.decode())
 
 
-def test_what_does_not_end_in_time_is_killed(shell: Shell) -> None:
+def test_a_command_that_outlasts_its_timeout_is_killed(shell: Shell) -> None:
     shell.write("f.yaml", "name: f\nnodes: [{id: a, handler: until, config: {file: go}}]")
     words = ["run", "f.yaml", "--handlers", "mine.py"]
     with pytest.raises(TimeoutError):

@@ -22,7 +22,7 @@ nodes:
 """
 
 
-def test_the_same_content_is_the_same_version_and_other_content_the_next(
+def test_the_same_content_keeps_its_version_and_other_content_gets_the_next(
     command: Command, shell: Shell
 ) -> None:
     shell.write("flow.yaml", FLOW)
@@ -69,9 +69,7 @@ def test_workflows_are_listed_shown_aliased_and_deleted(command: Command, shell:
     assert command("workflows", "list").out.startswith("no workflow is registered here")
 
 
-def test_what_show_prints_can_be_registered_again_as_the_same_version(
-    command: Command, shell: Shell
-) -> None:
+def test_the_output_of_show_registers_as_the_same_version(command: Command, shell: Shell) -> None:
     shell.write("flow.yaml", FLOW)
     command("workflows", "register", "flow.yaml")
     shell.write("copy.yaml", command("workflows", "show", "flow").out)
@@ -90,7 +88,7 @@ def test_what_show_prints_can_be_registered_again_as_the_same_version(
         ("show", "flow", "--version", "nobody"),
     ],
 )
-def test_what_is_not_there_is_told_in_one_line(
+def test_an_unknown_workflow_version_or_alias_is_reported_in_one_line(
     command: Command, shell: Shell, args: tuple[str, ...]
 ) -> None:
     shell.write("flow.yaml", FLOW)
@@ -120,7 +118,7 @@ def test_a_registered_workflow_is_triggered_with_params_typed_by_its_schema(
     assert human.out.splitlines()[-1].startswith("COMPLETED ")
 
 
-def test_a_trigger_that_cannot_be_is_told(shell: Shell, command: Command) -> None:
+def test_an_impossible_trigger_is_reported(shell: Shell, command: Command) -> None:
     nobody = shell("trigger", "nobody")
     assert nobody.code == 1
     assert "nobody" in nobody.err
@@ -132,7 +130,7 @@ def test_a_trigger_that_cannot_be_is_told(shell: Shell, command: Command) -> Non
     assert "error: params.depth: must be a whole number, not 'deep'" in wrong.err
 
 
-def test_the_same_idempotency_key_is_the_same_run(shell: Shell, command: Command) -> None:
+def test_the_same_idempotency_key_gives_the_same_run(shell: Shell, command: Command) -> None:
     shell.write("flow.yaml", FLOW)
     command("workflows", "register", "flow.yaml")
     first = shell("trigger", "flow", "--idempotency-key", "k", "--json")
@@ -144,7 +142,9 @@ def test_the_same_idempotency_key_is_the_same_run(shell: Shell, command: Command
     assert other.err.startswith("error: ")
 
 
-def test_it_is_the_same_run_after_the_workflow_was_deleted(shell: Shell, command: Command) -> None:
+def test_a_key_gives_the_same_run_after_the_workflow_was_deleted(
+    shell: Shell, command: Command
+) -> None:
     shell.write("flow.yaml", FLOW)
     command("workflows", "register", "flow.yaml")
     first = shell("trigger", "flow", "--idempotency-key", "k", "--json")
@@ -185,13 +185,13 @@ def test_limits_are_set_and_listed(command: Command) -> None:
 
 
 @pytest.mark.parametrize("numbers", [("0", "1"), ("1", "0"), ("nan", "1"), ("inf", "1"), ("x",)])
-def test_a_limit_that_cannot_be_is_refused(command: Command, numbers: tuple[str, ...]) -> None:
+def test_an_invalid_limit_is_refused(command: Command, numbers: tuple[str, ...]) -> None:
     done = command("limits", "set", "--", "api", *numbers)
     assert done.code in (1, 2)
     assert command("limits", "list").out.startswith("none set: ")
 
 
-def test_a_limit_set_here_is_kept_by_a_run(shell: Shell, command: Command) -> None:
+def test_a_run_obeys_a_limit_that_the_cli_set(shell: Shell, command: Command) -> None:
     shell.write(
         "flow.yaml",
         "name: f\nnodes:\n"
