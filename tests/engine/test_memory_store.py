@@ -7,7 +7,7 @@ from dovetail.stores.memory import MemoryStore
 
 
 async def test_the_node_cache_evicts_its_oldest_entry(monkeypatch) -> None:
-    monkeypatch.setattr(memory, "MOST_CACHED", 3)
+    monkeypatch.setattr(memory, "MAX_CACHED", 3)
     store = MemoryStore()
     for key in ("a", "b", "c", "a", "d"):
         store._keep(key, 100.0, key)

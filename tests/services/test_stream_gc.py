@@ -235,7 +235,7 @@ async def test_a_long_stream_is_scanned_in_parts_and_again(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_remains, "READ_TOGETHER", 5)
-    monkeypatch.setattr(stream_remains, "MOST_LOOKED_AT", 10)
+    monkeypatch.setattr(stream_remains, "MAX_LOOKED_AT", 10)
     monkeypatch.setattr(yard.sender, "_quick", frozenset())
     first = await yard.run()
     await yard.send(first, *[await yard.run() for _ in range(20)])

@@ -18,8 +18,8 @@ from dovetail.stores.redis.workers import MAX_READ_MESSAGES, WorkerFacts, Worker
 from dovetail.transports.dead_letters import DEAD
 from dovetail.transports.messages import (
     FEWEST_MESSAGES,
-    MOST_PACKED_BYTES,
-    MOST_TASKS_PACKED,
+    MAX_PACKED_BYTES,
+    MAX_TASKS_PACKED,
     task_fields,
 )
 from dovetail.transports.streams import reader as stream_inbox
@@ -89,13 +89,13 @@ async def test_tasks_of_a_fast_handler_share_messages_and_arrive_unchanged(
         *tasks(5, timeout_seconds=1.0),
         *tasks(5, resource_tag="slow"),
     ]
-    sent[7] = sent[7]._replace(config={"large": "x" * MOST_PACKED_BYTES})
+    sent[7] = sent[7]._replace(config={"large": "x" * MAX_PACKED_BYTES})
     await post.sender.send(sent)
     inbox = await post.hire("w")
     found = [task for _, task in await inbox.tasks(1000)]
     assert sorted(map(repr, found)) == sorted(map(repr, sent))
     # Ten are unusual, and one is large.
-    assert await post.length() == 11 + -(-139 // MOST_TASKS_PACKED)
+    assert await post.length() == 11 + -(-139 // MAX_TASKS_PACKED)
 
 
 async def test_tasks_of_one_message_share_no_mutable_values(post: Post) -> None:
@@ -130,7 +130,7 @@ async def test_a_message_is_settled_with_the_last_of_its_tasks(post: Post) -> No
     first = await inbox.tasks(3)  # it could not know that three messages are not three tasks
     await settled(inbox, first, post)
     assert await post.pending() == 3
-    second = await inbox.tasks(MOST_TASKS_PACKED - 3)
+    second = await inbox.tasks(MAX_TASKS_PACKED - 3)
     await settled(inbox, second[:-1], post)
     assert await post.pending() == 3
     await settled(inbox, second[-1:], post)
@@ -216,7 +216,7 @@ async def test_waiting_work_is_counted_in_tasks_not_in_messages(post: Post) -> N
 
 
 async def test_the_number_of_waiting_tasks_in_a_long_stream_is_estimated(post: Post) -> None:
-    count = 2 * MAX_READ_MESSAGES * MOST_TASKS_PACKED
+    count = 2 * MAX_READ_MESSAGES * MAX_TASKS_PACKED
     await post.sender.send(tasks(7))
     await post.sender.send(tasks(count))
     waiting = await WorkerRegistry(post.pipe).waiting(["h"])
@@ -232,7 +232,7 @@ async def test_a_worker_with_few_free_slots_reads_few_messages(post: Post) -> No
         await inbox.tasks(200)
     inbox._full = False
     before = await post.pending()
-    assert len(await inbox.tasks(2 * MOST_TASKS_PACKED)) == 2 * MOST_TASKS_PACKED
+    assert len(await inbox.tasks(2 * MAX_TASKS_PACKED)) == 2 * MAX_TASKS_PACKED
     assert await post.pending() - before == 2
 
 

@@ -20,7 +20,7 @@ from dovetail.engine.ports import Task
 from dovetail.redis_client.pipelined import PipelinedRedis
 from dovetail.transports.broadcast import StopBroadcast
 from dovetail.transports.dead_letters import DEAD
-from dovetail.transports.messages import MOST_INPUTS, result_fields
+from dovetail.transports.messages import MAX_INPUTS, result_fields
 from dovetail.transports.streams import reader as stream_inbox
 from dovetail.transports.streams.reader import StreamInbox
 from dovetail.transports.streams.sender import (
@@ -96,7 +96,7 @@ async def test_similar_tasks_each_arrive_unchanged(ends: Ends) -> None:
 
 
 async def test_too_large_inputs_are_not_sent_with_the_task(ends: Ends) -> None:
-    large = TASK._replace(source={"parent": "x" * MOST_INPUTS})
+    large = TASK._replace(source={"parent": "x" * MAX_INPUTS})
     await ends.sender.send([large])
     ((_, task),) = await ends.inbox.tasks(10)
     assert task == large._replace(source=None)
@@ -390,7 +390,7 @@ async def test_the_latest_results_are_sent_again_if_redis_may_have_lost_them(
 async def test_the_results_kept_for_sending_again_are_bounded(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_inbox, "MOST_TOLD_BYTES", 100_000)
+    monkeypatch.setattr(stream_inbox, "MAX_SENT_BYTES", 100_000)
     for n in range(30):
         await ends.inbox.send([Complete("run", f"n{n}", TOKEN, "x" * 10_000)])
     await ends.inbox._arrived()

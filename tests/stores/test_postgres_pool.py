@@ -21,7 +21,7 @@ from dovetail.core.transitions import Submit
 from dovetail.engine.ports import DoctorFinding, RunQuery
 from dovetail.stores.postgres import pool as postgres_pool
 from dovetail.stores.postgres.archive import PostgresArchive
-from dovetail.stores.postgres.pool import MOST_CONNECTIONS, SCHEMA_VERSION, PostgresPool
+from dovetail.stores.postgres.pool import MAX_CONNECTIONS, SCHEMA_VERSION, PostgresPool
 from dovetail.stores.postgres.records import PostgresRecords
 
 from ..servers.postgres_server import Databases, PostgresServer
@@ -98,7 +98,7 @@ class TestConnecting:
             )
             count = "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database()"
             used = await pool.look(lambda c: c.fetchval(count))
-        assert used == MOST_CONNECTIONS + 1
+        assert used == MAX_CONNECTIONS + 1
 
     async def test_a_connection_is_returned_without_another_roundtrip(
         self, pool: PostgresPool, url: str

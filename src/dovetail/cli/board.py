@@ -29,7 +29,7 @@ from dovetail.core.states import FINISHED, NodeStatus, Reason, RunStatus
 
 if TYPE_CHECKING:
     from dovetail.core.dag import Edges
-    from dovetail.engine.views import NodeWait, RunSnapshot
+    from dovetail.engine.views import NodeWait, RunDetail
 
 
 class NodeRow:
@@ -101,7 +101,7 @@ class Board:
         return cls(list(index), children_of(parents))
 
     @classmethod
-    def now(cls, run: RunSnapshot) -> Board:
+    def now(cls, run: RunDetail) -> Board:
         """Of a run after its newest event, without reading any of them."""
         nodes = run.view["nodes"]
         board = cls.before(nodes)

@@ -38,7 +38,7 @@ from dovetail.config import Settings
 from dovetail.core.errors import BrokenRun, Conflict
 from dovetail.core.states import RunStatus
 from dovetail.engine.api import EngineApi
-from dovetail.engine.views import RunSnapshot
+from dovetail.engine.views import RunDetail
 from dovetail.handlers.registry import Registry
 
 SHOW_CURSOR = b"\x1b[?25h"
@@ -70,7 +70,7 @@ class Shown(NamedTuple):
         return cls(run["run_id"], run["workflow"], board, 0, seconds(run["created_at"]))
 
     @classmethod
-    def from_now(cls, run: RunSnapshot) -> Shown:
+    def from_now(cls, run: RunDetail) -> Shown:
         """Earlier events are on the board, but are not shown again."""
         view = run.view
         return cls(view["run_id"], view["workflow"], Board.now(run), run.seq, time.time())

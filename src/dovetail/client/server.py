@@ -36,7 +36,7 @@ from dovetail.core.values import NotJson, encode
 from dovetail.engine.api import Accepted, EngineApi, Given, Owner
 from dovetail.engine.commands import check_alias
 from dovetail.engine.ports import ALL_RUNS, RunQuery, Seen, WorkflowVersion
-from dovetail.engine.views import NodeWait, RunSnapshot, receipt_view, seconds, with_warnings
+from dovetail.engine.views import NodeWait, RunDetail, receipt_view, seconds, with_warnings
 from dovetail.wiring.embedded import definition_limits
 
 WAIT_SECONDS = 25.0
@@ -182,13 +182,13 @@ class RemoteEngine:
         query = FULL if nodes else {"nodes": "false", **FULL}
         return await self._get(at("runs", run_id), **query)
 
-    async def snapshot(self, run_id: str) -> RunSnapshot:
+    async def snapshot(self, run_id: str) -> RunDetail:
         # The events first: an event in between is then shown twice, and not left out.
         events = await self.events(run_id)
         view = await self.get_run(run_id)
         queued = {node["id"] for node in view["nodes"] if node["status"] == NodeStatus.QUEUED}
         waits = {node: wait for node, wait in _waits(events).items() if node in queued}
-        return RunSnapshot(view, events[-1]["seq"] if events else 0, waits)
+        return RunDetail(view, events[-1]["seq"] if events else 0, waits)
 
     async def wait_run(self, run_id: str, *, nodes: bool = True) -> dict[str, Any]:
         path = at("runs", run_id)

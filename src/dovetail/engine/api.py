@@ -15,7 +15,7 @@ from dovetail.core.errors import Problem
 from dovetail.core.outputs import OutputReference, ReadBudget
 from dovetail.core.run import RunState
 from dovetail.engine.ports import ALL_RUNS, RunQuery, Seen, WorkflowVersion
-from dovetail.engine.views import RunSnapshot
+from dovetail.engine.views import RunDetail
 
 Given = Source | Mapping[str, Any] | Checked | str
 """A definition in any form, or the name of a registered workflow."""
@@ -117,7 +117,7 @@ class EngineApi(Protocol):
         ...
 
     async def get_run(self, run_id: str, *, nodes: bool = True) -> dict[str, Any]: ...
-    async def snapshot(self, run_id: str) -> RunSnapshot: ...
+    async def snapshot(self, run_id: str) -> RunDetail: ...
     async def wait_run(self, run_id: str, *, nodes: bool = True) -> dict[str, Any]:
         """The run once it has finished."""
         ...

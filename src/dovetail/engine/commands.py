@@ -66,7 +66,7 @@ from dovetail.engine.ports import (
     WorkflowVersion,
 )
 from dovetail.engine.views import (
-    RunSnapshot,
+    RunDetail,
     event_view,
     outputs,
     result,
@@ -292,7 +292,7 @@ class Commands:
                 return view  # one row; what goes on is in memory, and has a result in parts
         return run_view(await self.store.load(run_id), nodes=nodes)
 
-    async def snapshot(self, run_id: str) -> RunSnapshot:
+    async def snapshot(self, run_id: str) -> RunDetail:
         return run_snapshot(await self.store.load(run_id))
 
     async def load_run(self, run_id: str, budget: ReadBudget) -> RunState:

@@ -119,7 +119,7 @@ class NodeWait(NamedTuple):
     """Of the attempt before, where the node backs off."""
 
 
-class RunSnapshot(NamedTuple):
+class RunDetail(NamedTuple):
     """A run at one moment, for a display that follows it from there."""
 
     view: dict[str, Any]
@@ -129,13 +129,13 @@ class RunSnapshot(NamedTuple):
     """By node."""
 
 
-def run_snapshot(run: RunState) -> RunSnapshot:
+def run_snapshot(run: RunState) -> RunDetail:
     waits = {
         spec.id: _node_wait(spec, node)
         for spec, node in zip(run.graph.nodes, run.nodes, strict=True)
         if node.until is not None
     }
-    return RunSnapshot(run_view(run), run.seq, waits)
+    return RunDetail(run_view(run), run.seq, waits)
 
 
 def _node_wait(spec: NodeSpec, node: NodeState) -> NodeWait:

@@ -110,7 +110,7 @@ LEAD_SECONDS = 0.01
 """How long handlers that never wait may keep the event loop from everything else."""
 STOP_GRACE_SECONDS = 1.0
 """How long a handler may take to return after it was stopped."""
-MOST_UNMET = 1000
+MAX_UNMET = 1000
 PROGRESS_SECONDS = 0.05
 """The shortest time between two progress reports of a node: only people read them."""
 
@@ -406,7 +406,7 @@ class Worker:
             self._claimed.remove(task)
             self._free()
         if not begun and not unbegun:  # it is another one's, or on its way here
-            if len(self._unmet) >= MOST_UNMET:
+            if len(self._unmet) >= MAX_UNMET:
                 self._unmet.clear()
             self._unmet.add(order)
 

@@ -20,7 +20,7 @@ from dovetail.core.step import RULES, begin
 from dovetail.core.transitions import NOTHING, Complete, Decision, Submit, Transition
 from dovetail.engine.ports import Cached
 
-MOST_CACHED = 10_000
+MAX_CACHED = 10_000
 """Outputs that the node cache holds; they stay in memory until the process ends."""
 
 
@@ -148,7 +148,7 @@ class MemoryStore:
 
     def _keep(self, key: str, expires: float, output: Any) -> None:
         self._cache.pop(key, None)
-        if len(self._cache) >= MOST_CACHED:
+        if len(self._cache) >= MAX_CACHED:
             del self._cache[next(iter(self._cache))]  # the one that was written first
         self._cache[key] = (expires, Cached(output))
 

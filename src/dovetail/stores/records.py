@@ -18,7 +18,7 @@ from dovetail.core.states import RunStatus
 from dovetail.engine.ports import Registered, RunQuery
 from dovetail.engine.views import damage_error, summary_view, timestamp
 
-MOST_GRAPHS = 64
+MAX_GRAPHS = 64
 
 
 class StoredDefinition(NamedTuple):
@@ -52,7 +52,7 @@ class Definitions:
         retries = orjson.dumps(dict(graph.default_retries), option=orjson.OPT_SORT_KEYS)
         stored = StoredDefinition(sha256, content, retries)
         self._stored[id(graph)] = (graph, stored)
-        if len(self._stored) > MOST_GRAPHS:
+        if len(self._stored) > MAX_GRAPHS:
             self._stored.popitem(last=False)
         return stored
 
@@ -67,12 +67,12 @@ class Definitions:
         if known is None:
             workflow = Workflow.model_validate(orjson.loads(read()))
             known = self._graphs[key] = build_graph(workflow, orjson.loads(retries))
-            if len(self._graphs) > MOST_GRAPHS:
+            if len(self._graphs) > MAX_GRAPHS:
                 self._graphs.popitem(last=False)
         return known
 
 
-MOST_LISTED = 1000
+MAX_LISTED = 1000
 SHORTEST_PREFIX = 4
 PAGE_BYTES = 4 << 20
 """A page of runs for an answer ends early if its params and results have more bytes than this."""
@@ -91,7 +91,7 @@ def named_statements(package: str) -> dict[str, str]:
 
 
 def page_size(limit: int) -> int:
-    return max(1, min(limit, MOST_LISTED))
+    return max(1, min(limit, MAX_LISTED))
 
 
 def list_position(cursor: str | None, start: int) -> int:

@@ -15,7 +15,7 @@ from dovetail.redis_client.pipelined import Command, PipelinedRedis
 from dovetail.transports.messages import shown, stream_of
 
 DEAD = "wf:dead"
-MOST_DEAD = 10_000
+MAX_DEAD = 10_000
 
 
 def burying(
@@ -33,7 +33,7 @@ def burying(
         "fields": {text(name): text(value) for name, value in fields.items()},
         "time": time.time(),
     }
-    return [("LPUSH", DEAD, orjson.dumps(letter)), ("LTRIM", DEAD, 0, MOST_DEAD - 1)]
+    return [("LPUSH", DEAD, orjson.dumps(letter)), ("LTRIM", DEAD, 0, MAX_DEAD - 1)]
 
 
 class DeadLetterQueue:

@@ -16,7 +16,7 @@ import orjson
 from dovetail.core.caching import Caching, is_facts
 from dovetail.core.effects import new_tuple
 from dovetail.core.events import Token
-from dovetail.core.outputs import INLINE_BYTES as MOST_INPUTS
+from dovetail.core.outputs import INLINE_BYTES as MAX_INPUTS
 from dovetail.core.templates import Deferred
 from dovetail.core.transitions import Complete, Fail
 from dovetail.core.values import MAX_DEPTH, is_json
@@ -32,7 +32,7 @@ USUAL_TIMEOUT = 300.0
 _PLAIN_RESULT = [name.encode() for name in RESULT_FIELDS]
 _PACKED_RESULT = [*_PLAIN_RESULT, b"more"]
 SHOWN_BYTES = 2000
-MOST_PLACES = 1 << 31
+MAX_PLACES = 1 << 31
 """No run has so many nodes."""
 FEW_INPUTS = 8
 """Parents whose outputs are written in one go. More are written one by one: they may be large."""
@@ -79,13 +79,13 @@ def inputs_text(task: Task) -> bytes:
         return b"null"
     inputs = task.inputs()
     if len(inputs) > FEW_INPUTS:
-        room = MOST_INPUTS
+        room = MAX_INPUTS
         for output in inputs.values():
             room -= len(orjson.dumps(output))
             if room < 0:
                 return b"null"
     text = orjson.dumps(inputs)
-    return text if len(text) <= MOST_INPUTS else b"null"
+    return text if len(text) <= MAX_INPUTS else b"null"
 
 
 def _cache_fields(caching: Caching) -> list[str | bytes]:
@@ -100,7 +100,7 @@ def params_text(task: Task) -> bytes:
     if task.params is None:
         return b"null"
     text = orjson.dumps(task.params)
-    return text if len(text) <= MOST_INPUTS else b"null"
+    return text if len(text) <= MAX_INPUTS else b"null"
 
 
 def result_fields(result: Result) -> list[str | bytes]:
@@ -269,7 +269,7 @@ def _more_tasks(text: bytes, handler: str) -> Iterator[Task]:
         for node, config, place in zip(told[::3], told[1::3], told[2::3], strict=True):
             if not isinstance(config, dict) or not isinstance(place, int):
                 raise Malformed("a config is no object, or a place no number")
-            if not 0 <= place < MOST_PLACES:
+            if not 0 <= place < MAX_PLACES:
                 raise Malformed(f"a place is {place}")
             plain = (
                 start[0],
@@ -333,7 +333,7 @@ def read_task(fields: Sequence[bytes]) -> Task:
 
 def _place(text: bytes) -> int:
     place = int(text)
-    if not 0 <= place < MOST_PLACES:
+    if not 0 <= place < MAX_PLACES:
         raise Malformed(f"its place is {place}")
     return place
 
@@ -349,13 +349,13 @@ def _deferred(text: bytes) -> tuple[Deferred, ...]:
 
 RESULTS = "wf:stream:results"
 TASKS = "tasks:"
-FEWEST_PACKED, MOST_PACKED = 8, 64
+FEWEST_PACKED, MAX_PACKED = 8, 64
 """Results per message: enough to share the cost of a message, few enough that workers can begin
 with the effects of the first."""
-MOST_TASKS_PACKED, FEWEST_MESSAGES = 32, 4
+MAX_TASKS_PACKED, FEWEST_MESSAGES = 32, 4
 """Tasks that travel in one message, and how many messages there are at least: as many workers find
 something."""
-MOST_PACKED_BYTES = 4096
+MAX_PACKED_BYTES = 4096
 """Of one output, or of one task: a larger one costs more than its message."""
 
 
@@ -429,7 +429,7 @@ def _are_siblings(task: Task, other: Task) -> bool:
 
 def packed_task_messages(tasks: Sequence[Task]) -> list[Command]:
     """What sends these, all of one handler that is quick: several in a message."""
-    size = min(MOST_TASKS_PACKED, len(tasks) // FEWEST_MESSAGES)
+    size = min(MAX_TASKS_PACKED, len(tasks) // FEWEST_MESSAGES)
     if size < 2:
         return task_messages(tasks)
     alone: list[Task] = []
@@ -443,7 +443,7 @@ def packed_task_messages(tasks: Sequence[Task]) -> list[Command]:
         if like is None or not _are_siblings(task, like):
             like, shared = task, _shared(task)
         config = orjson.dumps(task.config)
-        if sum(map(len, shared)) + len(config) > MOST_PACKED_BYTES:
+        if sum(map(len, shared)) + len(config) > MAX_PACKED_BYTES:
             alone.append(task)
         else:
             small.append((task, shared, config))
@@ -505,11 +505,11 @@ def result_messages(results: Sequence[Result]) -> list[Command]:
             messages.append(_result_message(result))
             continue
         output = orjson.dumps(result.output)
-        if len(output) > MOST_PACKED_BYTES:
+        if len(output) > MAX_PACKED_BYTES:
             messages.append(_plain_message(result, output))
         else:
             small.append((result, output))
-    packs = (small[at : at + MOST_PACKED] for at in range(0, len(small), MOST_PACKED))
+    packs = (small[at : at + MAX_PACKED] for at in range(0, len(small), MAX_PACKED))
     return [*messages, *map(_packed_message, packs)]
 
 

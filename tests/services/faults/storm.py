@@ -35,7 +35,7 @@ from .workload import Plan, draw
 SERVICES = ("serve", "orchestrator", "orchestrator", "worker", "worker")
 CROWD = 12
 """So many runs are under way at once."""
-MOST_LOOKED_AT = 200
+MAX_LOOKED_AT = 200
 PATIENCE = 60.0
 """Once nothing breaks any more every run must end within these seconds, beyond a few leases."""
 LEFT_OVER_SECONDS = 15.0
@@ -196,8 +196,8 @@ class Storm:
     async def _look(self) -> None:
         """Which runs have ended? Of a crowd, as many as do not keep Redis from its work."""
         some = sorted(self._open)
-        if len(some) > MOST_LOOKED_AT:
-            some = random.sample(some, MOST_LOOKED_AT)
+        if len(some) > MAX_LOOKED_AT:
+            some = random.sample(some, MAX_LOOKED_AT)
         runs = await asyncio.gather(*map(self._load, some))
         self._open.difference_update(run.id for run in runs if run is not None and run.finished)
 

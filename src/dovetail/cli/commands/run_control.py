@@ -12,13 +12,7 @@ from dovetail.cli.failures import InvalidInput
 from dovetail.cli.options import AsJson, Detach, Handlers, Run, declarations, on_target
 from dovetail.cli.output import document_if, print_json
 from dovetail.cli.summary import command, retry_hint, short_id, status_piece
-from dovetail.cli.target import (
-    ask,
-    chosen_run,
-    handlers_hint,
-    is_shared,
-    target_settings,
-)
+from dovetail.cli.target import ask, chosen_run, handlers_hint, is_shared, target_settings
 from dovetail.cli.text import Line, listed, plain, seconds
 from dovetail.core.errors import Conflict
 from dovetail.core.states import RunStatus

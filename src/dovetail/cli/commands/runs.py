@@ -44,7 +44,7 @@ from dovetail.core.states import RunStatus
 if TYPE_CHECKING:
     from dovetail.cli.interruptible import Stopping
     from dovetail.engine.api import EngineApi
-    from dovetail.engine.views import RunSnapshot
+    from dovetail.engine.views import RunDetail
 
 MAX_ROWS = 100
 """Nodes of one run on a screen; all of them are in `--json`."""
@@ -178,7 +178,7 @@ def show(run: Run = None, as_json: AsJson = False) -> None:
         streams.say(line)
 
 
-async def _shown(commands: EngineApi, snapshot: RunSnapshot) -> AsyncIterator[Line]:
+async def _shown(commands: EngineApi, snapshot: RunDetail) -> AsyncIterator[Line]:
     now = time.time()
     run = snapshot.view
     run_id = run["run_id"]

@@ -34,22 +34,8 @@ from dovetail.cli.run_pool import (
 )
 from dovetail.cli.summary import command, error_words, status_piece, typed_again
 from dovetail.cli.target import drivers, is_shared, open_engine
-from dovetail.cli.text import (
-    Line,
-    bare,
-    clip,
-    countdown,
-    counted,
-    duration,
-    listed,
-    plain,
-    table,
-)
-from dovetail.core.errors import (
-    Conflict,
-    InvalidDefinition,
-    InvalidParams,
-)
+from dovetail.cli.text import Line, bare, clip, countdown, counted, duration, listed, plain, table
+from dovetail.core.errors import Conflict, InvalidDefinition, InvalidParams
 from dovetail.core.states import NodeStatus, RunStatus
 from dovetail.documents.commands.reviews import HEAD, SURE, document_row, kept_of, warnings_in
 from dovetail.documents.folder import Findings, SourceDocument, look, name_problem

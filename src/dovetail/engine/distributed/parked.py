@@ -24,7 +24,7 @@ from dovetail.engine.supervisor import bisect_failures, describe_error
 
 log = logging.getLogger("dovetail.orchestrator")
 LOOK_SECONDS = 1.0
-MOST_OF_THE_TIME = 0.1
+MAX_TIME_SHARE = 0.1
 """A look at a line of a hundred thousand takes its time: so much of ours, and no more."""
 LATE_SECONDS, LATE_SHARE = 1.0, 0.1
 """A node is rescheduled if it would start so many seconds too late, and by such a share of its
@@ -65,7 +65,7 @@ class ParkedRescheduler:
         while True:
             began = monotonic()
             await self.look()
-            pause = max(LOOK_SECONDS, (monotonic() - began) / MOST_OF_THE_TIME)
+            pause = max(LOOK_SECONDS, (monotonic() - began) / MAX_TIME_SHARE)
             await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # noqa: S311
 
     async def look(self) -> None:

@@ -22,7 +22,7 @@ from dovetail.stores.records import named_statements
 T = TypeVar("T")
 
 SCHEMA_VERSION = 1
-MOST_CONNECTIONS = 10
+MAX_CONNECTIONS = 10
 CONNECT_SECONDS = 5.0
 STATEMENT_SECONDS = 10.0
 ANSWER_SECONDS = 12.0
@@ -71,7 +71,7 @@ class PostgresPool:
     asked for may well succeed later.
     """
 
-    def __init__(self, url: str, *, connections: int = MOST_CONNECTIONS) -> None:
+    def __init__(self, url: str, *, connections: int = MAX_CONNECTIONS) -> None:
         self._url = url
         self._connections = connections
         self._pool: Any = None
@@ -444,7 +444,7 @@ _REASONS = (
     (
         "53300",
         "{where} has no connection left ({what}); raise its max_connections, or start fewer "
-        f"processes: each may open {MOST_CONNECTIONS}",
+        f"processes: each may open {MAX_CONNECTIONS}",
     ),
     ("53", "{where} has run out of something ({what}); see its log"),
     (

@@ -27,7 +27,7 @@ from dovetail.engine.ports import (
 )
 from dovetail.engine.views import event_view, receipt_view, timestamp
 from dovetail.stores.postgres.pool import (
-    MOST_CONNECTIONS,
+    MAX_CONNECTIONS,
     SCHEMA_VERSION,
     PostgresConnection,
     PostgresPool,
@@ -62,7 +62,7 @@ from dovetail.stores.redis.codec import event_of
 
 LARGEST_NUMBER = (1 << 63) - 1
 OLDEST_SERVER = 120000
-MOST_APART_SECONDS = 5.0
+MAX_APART_SECONDS = 5.0
 ACCEPT_SECONDS = 4.0
 """A trigger fails soon if the database is away."""
 
@@ -401,12 +401,12 @@ class PostgresRecords:
         found.append(DoctorFinding("writable", not fix, said, fix))
         found.append(_durability(seen["fsync"], seen["synchronous_commit"]))
         free = seen["max_connections"] - seen["connections"]
-        fix = "" if free >= MOST_CONNECTIONS else "raise max_connections, or start fewer processes"
+        fix = "" if free >= MAX_CONNECTIONS else "raise max_connections, or start fewer processes"
         found.append(
             DoctorFinding("connections", not fix, f"{free} of its connections are free", fix)
         )
         apart = max(before - seen["time"], seen["time"] - after, 0.0)
-        fix = "" if apart <= MOST_APART_SECONDS else "set the clocks of both machines"
+        fix = "" if apart <= MAX_APART_SECONDS else "set the clocks of both machines"
         said = f"{apart:,.1f} s apart from this machine's" if apart else "as on this machine"
         found.append(DoctorFinding("database clock", not fix, said, fix))
         return found

@@ -63,14 +63,14 @@ from dovetail.stores.sqlite.writer import PIECES, add_batch, definition_number, 
 
 _LAST_NUMBER = 1 << 62
 LEAST_FREE_BYTES = 64 << 20
-MOST_NEWEST = 200
-MOST_LOOKED_AT = 10_000
-MOST_NAMED = 20
+MAX_NEWEST = 200
+MAX_LOOKED_AT = 10_000
+MAX_NAMED = 20
 """What the doctor examines and reports; `runs verify --all` examines everything."""
 
 log = logging.getLogger("dovetail.store")
 
-MOST_AHEAD_SECONDS = 60.0
+MAX_AHEAD_SECONDS = 60.0
 
 
 class SqliteRecords:
@@ -378,18 +378,18 @@ class SqliteRecords:
 
     def _damage_findings(self) -> Iterable[DoctorFinding]:
         """Runs and records that cannot be read: each is left alone, and all others go on."""
-        found = list(self._store.unreadable(MOST_NEWEST, MOST_LOOKED_AT))
-        for run_id, why in found[:MOST_NAMED]:
+        found = list(self._store.unreadable(MAX_NEWEST, MAX_LOOKED_AT))
+        for run_id, why in found[:MAX_NAMED]:
             fix = f"dovetail runs repair {run_id[:6]}, or end it: dovetail runs cancel {run_id[:6]}"
             yield DoctorFinding("damaged", False, f"run {run_id}: {why}", fix)
-        if len(found) > MOST_NAMED:
-            what = f"and {len(found) - MOST_NAMED:,} more runs cannot be read"
+        if len(found) > MAX_NAMED:
+            what = f"and {len(found) - MAX_NAMED:,} more runs cannot be read"
             yield DoctorFinding("damaged", False, what, "dovetail runs verify --all")
         for tag, rate, burst in self._store.rows("limits"):
             if not _is_limit(tag, rate, burst):
                 what = f"the rate limit of '{tag}' cannot be read and does not hold"
                 yield DoctorFinding("damaged", False, what, "set it again: dovetail limits set")
-        for name, latest, *_ in self._store.rows("workflows", "", MOST_LOOKED_AT):
+        for name, latest, *_ in self._store.rows("workflows", "", MAX_LOOKED_AT):
             if not isinstance(name, str) or not isinstance(latest, int):
                 what = f"workflow {name!r} cannot be read"
                 yield DoctorFinding("damaged", False, what, "restore the file from a copy")
@@ -435,7 +435,7 @@ class SqliteRecords:
             found.append(DoctorFinding("access", True, what, f"chmod 600 {names}"))
         fix = "" if free > LEAST_FREE_BYTES else "free some space, or move the file: DOVETAIL_DB"
         found.append(DoctorFinding("disk", not fix, f"{free >> 20:,} MiB free", fix))
-        if ahead > MOST_AHEAD_SECONDS:
+        if ahead > MAX_AHEAD_SECONDS:
             what = f"the newest run was made {ahead:,.0f} s in the future"
             found.append(DoctorFinding("clock", False, what, "set the clock of this machine"))
         else:

@@ -74,11 +74,11 @@ POLL_SECONDS = 0.1
 """How often to look whether another process has moved a run that matters here."""
 NO_LIMIT = 1 << 31
 """Max crashes where a run is handed back without a crash."""
-MOST_LARGE = 4
+MAX_LARGE_RUNS = 4
 PART_BYTES = 4 << 20
 """Of a journal in one read: the event loop waits meanwhile."""
 RUNNING = NodeStatus.RUNNING
-MOST_NAMED = 1000
+MAX_NAMED = 1000
 """Set-aside runs that are remembered, to log each once."""
 
 log = logging.getLogger("dovetail.store")
@@ -536,7 +536,7 @@ class SqliteStore:
 
     def _log_set_aside(self, run_id: str, error: BrokenRun) -> None:
         """Once: it is met again and again."""
-        if run_id not in self._aside and len(self._aside) < MOST_NAMED:
+        if run_id not in self._aside and len(self._aside) < MAX_NAMED:
             self._aside.add(run_id)
             log.error("set aside: %s", error)
 
@@ -690,7 +690,7 @@ class SqliteStore:
         if not run.seq:
             raise self._unreadable(run.id, UnreadableJournal("its log is empty"))
         if is_large and room is not None and run.finished:
-            while len(self._large) >= MOST_LARGE:
+            while len(self._large) >= MAX_LARGE_RUNS:
                 del self._large[next(iter(self._large))]
             self._large[run.id] = run, at
         return run
@@ -1030,8 +1030,8 @@ def _running(run: RunState) -> set[tuple[str, Token]]:
     return {(spec.id, node.token) for spec, node in specs if node.status is RUNNING}
 
 
-MOST_CALLERS = 10_000
-MOST_STARTED = 100_000
+MAX_CALLERS = 10_000
+MAX_STARTED = 100_000
 """More cannot run here: the oldest are of runs that went on elsewhere."""
 ENDS = frozenset({"node.completed", "node.failed", "node.retrying", "node.lost", "node.cancelled"})
 MEASURED = frozenset({"node.completed", "node.failed"})
@@ -1072,7 +1072,7 @@ class InstrumentedSqliteStore(SqliteStore):
     def _note_caller(self, submits: Sequence[Submit]) -> None:
         caller = self._listener.caller()
         if caller is not None:
-            while len(self._callers) > MOST_CALLERS:
+            while len(self._callers) > MAX_CALLERS:
                 del self._callers[next(iter(self._callers))]
             self._callers.update((submit.run_id, caller) for submit in submits)
 
@@ -1091,7 +1091,7 @@ class InstrumentedSqliteStore(SqliteStore):
             if node is None:
                 continue
             if kind == "node.started":
-                if len(self._started) > MOST_STARTED:
+                if len(self._started) > MAX_STARTED:
                     del self._started[next(iter(self._started))]
                 self._started[run_id, node] = at
             elif kind in ENDS:

@@ -14,7 +14,7 @@ from dovetail.redis_client.scripts import load_script
 
 COUNTS, WAITING, MARKS = "wf:broker", "wf:broker:waiting", "wf:broker:marks"
 """How many were `sent` and `taken`; how many wait, by handler; when how many had been sent."""
-MOST_MARKS = 5000
+MAX_MARKS = 5000
 
 
 class Counts(NamedTuple):
@@ -71,7 +71,7 @@ async def mark(pipe: PipelinedRedis, sent: int, now: float) -> None:
         [
             ("ZREMRANGEBYSCORE", MARKS, f"({sent}", "+inf"),  # of counts that were lost
             ("ZADD", MARKS, sent, f"{now:.3f}"),
-            ("ZREMRANGEBYRANK", MARKS, 0, -MOST_MARKS - 1),
+            ("ZREMRANGEBYRANK", MARKS, 0, -MAX_MARKS - 1),
         ]
     )
 

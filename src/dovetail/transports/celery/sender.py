@@ -42,14 +42,14 @@ from dovetail.transports.celery.counts import waiting as by_handler
 from dovetail.transports.messages import task_fields
 from dovetail.transports.streams.sender import StreamSender
 
-MOST_UNSENT = 100_000
+MAX_UNSENT = 100_000
 RESEND_SECONDS = 0.5
 BROKER_SECONDS = 5.0
 """So long an orchestrator waits for the broker before it goes on without."""
 SEEN_SECONDS = 0.5
 LOOKS = 3
 """So often in a row something is missing before it counts as lost."""
-MOST_AGAIN, MOST_AGAIN_EACH = 100, 10
+MAX_AGAIN, MAX_AGAIN_EACH = 100, 10
 DOUBTFUL_SECONDS = 60.0
 """So rarely a few count as lost that might be in the hands of workers."""
 LONG_AGO = 0.0
@@ -347,7 +347,7 @@ class CelerySender(StreamSender):
             except StoreError as error:
                 log.warning("%s; what is to be sent is kept", error)
         self._unsent += messages
-        del self._unsent[:-MOST_UNSENT]  # those are missed, and published again
+        del self._unsent[:-MAX_UNSENT]  # those are missed, and published again
         if self._resending is None or self._resending.done():
             self._resending = asyncio.create_task(self._resend())
 
@@ -428,7 +428,7 @@ class CelerySender(StreamSender):
             return True
         # All that waits is sent again, too, so that must not be much.
         least = self._least()
-        if looks[-1][1] > MOST_AGAIN + least * MOST_AGAIN_EACH:
+        if looks[-1][1] > MAX_AGAIN + least * MAX_AGAIN_EACH:
             return False
         if least > await self._hands():
             return True

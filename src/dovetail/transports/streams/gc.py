@@ -18,9 +18,9 @@ from dovetail.redis_client.scripts import load_script
 from dovetail.transports.messages import TASKS, read_tasks
 from dovetail.transports.streams.sender import MARK, WORKERS
 
-MOST_DISMISSED = 500
+MAX_DISMISSED = 500
 """Of one stream in one go, as are these."""
-MOST_LOOKED_AT, READ_TOGETHER = 1000, 50
+MAX_LOOKED_AT, READ_TOGETHER = 1000, 50
 """Messages; each may be as large as a config."""
 
 Workers = Callable[[], Awaitable[Sequence[Mapping[str, Any]]]]
@@ -70,7 +70,7 @@ class StreamGarbage:
                 self._pipe.script_command(
                     load_script(__package__, "dismiss"), [stream], [WORKERS, name]
                 )
-                for name in idle[:MOST_DISMISSED]
+                for name in idle[:MAX_DISMISSED]
             ]
         )
 
@@ -79,7 +79,7 @@ class StreamGarbage:
     async def _drop_of_ended(self, stream: str) -> None:
         """From where we were last time, and from the beginning once there is nothing behind it."""
         after = self._looked_up_to.pop(stream, b"0-0")
-        for _ in range(MOST_LOOKED_AT // READ_TOGETHER):
+        for _ in range(MAX_LOOKED_AT // READ_TOGETHER):
             reading = ("XRANGE", stream, b"(" + after, "+", "COUNT", READ_TOGETHER)
             entries = await self._pipe.call(*reading)
             await self._drop(stream, {number: _runs_of(fields) for number, fields in entries})

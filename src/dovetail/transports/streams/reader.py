@@ -49,7 +49,7 @@ FARTHEST_AHEAD = 8
 SHARE_SECONDS, LONG_SECONDS = 0.1, 1.0
 """So long a worker may do nothing with what it keeps, and so long it may take to begin all of it,
 before that is for others."""
-TOLD_SECONDS, MOST_TOLD_BYTES = 3.0, 16 << 20
+TOLD_SECONDS, MAX_SENT_BYTES = 3.0, 16 << 20
 """While its log is synced, Redis replies up to two seconds before the log has a write."""
 
 Received = tuple[StreamMessage, Task]
@@ -227,7 +227,7 @@ class StreamInbox:
         size = sum(len(one) if isinstance(one, bytes) else len(str(one)) for one in commands)
         self._told.append((now, size, commands))
         self._told_bytes += size
-        while self._told[0][0] < now - TOLD_SECONDS or self._told_bytes > MOST_TOLD_BYTES:
+        while self._told[0][0] < now - TOLD_SECONDS or self._told_bytes > MAX_SENT_BYTES:
             self._told_bytes -= self._told.popleft()[1]
             if not self._told:
                 return
@@ -338,7 +338,7 @@ class OrchestratorPeers:
         await self.forget(self._me)
 
 
-MOST_MESSAGES = 128
+MAX_MESSAGES = 128
 """Messages of results per read: each may hold dozens."""
 FEW, MANY = 16, 128
 GATHER_SECONDS = 0.002
@@ -378,7 +378,7 @@ class ResultConsumer:
         crowd, seen_at = 0, 0.0
         async with BackgroundTask() as beside:
             while stopping is None or not stopping.is_set():
-                messages = await self._reader.read([RESULTS], MOST_MESSAGES)
+                messages = await self._reader.read([RESULTS], MAX_MESSAGES)
                 await beside.done()
                 if len(messages) >= MANY:  # while Redis is busy with these, the next are read
                     beside.begin(self._take_many(messages))
@@ -426,7 +426,7 @@ class ResultConsumer:
         """Results that an orchestrator has read whose lease then lapsed."""
         while True:
             for name in await peers.beat():
-                while messages := await self._reader.claim_from(RESULTS, name, MOST_MESSAGES):
+                while messages := await self._reader.claim_from(RESULTS, name, MAX_MESSAGES):
                     await self._take_again(messages)
                 await self._reader.remove_consumer(RESULTS, name)
                 await peers.forget(name)
@@ -435,7 +435,7 @@ class ResultConsumer:
     async def reclaim_stale(self, idle: float, pause: float) -> None:
         """Apply results that an unknown consumer read so long ago and did not acknowledge."""
         while True:
-            while messages := await self._reader.claim_stale([RESULTS], idle, MOST_MESSAGES):
+            while messages := await self._reader.claim_stale([RESULTS], idle, MAX_MESSAGES):
                 await self._take_again(messages)
             await asyncio.sleep(pause)
 
@@ -448,7 +448,7 @@ class ResultConsumer:
             self.unapplied.clear()  # first: what cannot be applied from now on is for next time
             await asyncio.sleep(idle)
             while messages := await reader.claim_from(
-                RESULTS, reader.consumer, MOST_MESSAGES, idle_seconds=idle
+                RESULTS, reader.consumer, MAX_MESSAGES, idle_seconds=idle
             ):
                 await self._take_again(messages)
 

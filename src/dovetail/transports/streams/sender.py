@@ -45,10 +45,10 @@ ENDS = "wf:stream:ends"
 WORKERS, ORCHESTRATORS = "workers", "orchestrators"
 MARK = "dovetail-mark"
 """A consumer that reads nothing: a group without it is of a stream that was lost, and made anew."""
-MOST_STOPS = 10_000
-MOST_ENDS, TOLD_AT_ONCE = 250, 16
+MAX_STOPS = 10_000
+MAX_ENDS, TOLD_AT_ONCE = 250, 16
 """Few: they take memory for good, and a listener that misses one reads the run a second later."""
-FEW_AT_ONCE, MOST_SETTLED = 4, 1000
+FEW_AT_ONCE, MAX_SETTLED = 4, 1000
 BLOCK_MILLISECONDS = 1000
 COMPANY_SECONDS = 0.001
 """How long results wait for something to travel with."""
@@ -154,7 +154,7 @@ class StreamSender:
 
     async def stop(self, order: Stop) -> None:
         fields = ("run_id", order.run_id, "node_id", order.node, "token", str(order.token))
-        await self._pipe.call("XADD", STOPS, "MAXLEN", "~", MOST_STOPS, "*", *fields)
+        await self._pipe.call("XADD", STOPS, "MAXLEN", "~", MAX_STOPS, "*", *fields)
 
     async def announce(self, run_ids: Iterable[str]) -> None:
         """Announce the end of these runs to callers that wait for it."""
@@ -163,7 +163,7 @@ class StreamSender:
             " ".join(ended[at : at + TOLD_AT_ONCE]) for at in range(0, len(ended), TOLD_AT_ONCE)
         ]
         await self._pipe.call_many(
-            [("XADD", ENDS, "MAXLEN", "~", MOST_ENDS, "*", "run_ids", some) for some in told]
+            [("XADD", ENDS, "MAXLEN", "~", MAX_ENDS, "*", "run_ids", some) for some in told]
         )
 
     async def oldest_result(self) -> float | None:
@@ -354,8 +354,8 @@ class StreamReader:
             if len(ids) <= FEW_AT_ONCE:
                 commands += [("XACK", stream, self._group, *ids), ("XDEL", stream, *ids)]
                 continue
-            for at in range(0, len(ids), MOST_SETTLED):
-                args = [self._group, *ids[at : at + MOST_SETTLED]]
+            for at in range(0, len(ids), MAX_SETTLED):
+                args = [self._group, *ids[at : at + MAX_SETTLED]]
                 commands.append(self._pipe.script_command(_script("settle"), [stream], args))
         return commands
 
