@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.documents import extraction, folder, reading
+from dovetail.documents import extraction, reading
+from dovetail.documents import files as folder
 from dovetail.documents.fields import TYPES, Fields
 
 from .pages import ROOT, blocks, call, commands, comparable, environment, services

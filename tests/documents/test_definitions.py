@@ -19,7 +19,7 @@ import yaml
 
 from dovetail import Dovetail, InvalidParams, RetryableError, Run, WorkflowDAG
 from dovetail.cli import main
-from dovetail.documents import PIPELINE, ROUTED, extraction, statistics
+from dovetail.documents import PIPELINE, ROUTED, extraction, metrics
 from dovetail.documents.handlers import line_items
 from dovetail.documents.reviews import close_reviews, open_reviews
 
@@ -436,7 +436,7 @@ async def test_a_document_that_is_cancelled_is_no_success_and_one_that_goes_on_i
             break
     row, db = ("invoice.txt", run_id), tmp_path / "runs.db"
     assert await statuses_by_runs(db, out) == {row: "started"}
-    assert statistics.of(open_reviews(out).measurements()).unfinished == 1
+    assert metrics.of(open_reviews(out).measurements()).unfinished == 1
     await dt.cancel(run_id)
     await dt.wait(run_id, timeout=30)
     assert await statuses_by_runs(db, out) == {row: "failed"}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.documents.folder import NoDocuments, document_id, find, look
+from dovetail.documents.files import NoDocuments, document_id, find, look
 from dovetail.documents.reviews import Reviews, open_reviews
 
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")

@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 
-from dovetail.documents.amounts import amount, currency_of, decimal_sign, number
 from dovetail.documents.fields import Fields, json_schema, overall
 from dovetail.documents.reading import LONGEST_TEXT, read
-from dovetail.documents.rules import day_of, fields_of
+from dovetail.documents.rules import amount, currency_of, day_of, decimal_sign, fields_of, number
 
 SAMPLES = Path(__file__).parents[2] / "examples" / "documents"
 

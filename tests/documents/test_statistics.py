@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from dovetail.documents.statistics import Statistics, of
+from dovetail.documents.metrics import Statistics, of
 
 
 @dataclass(frozen=True)

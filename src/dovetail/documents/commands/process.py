@@ -80,8 +80,16 @@ from dovetail.core.errors import (
 )
 from dovetail.core.states import NodeStatus, RunStatus
 from dovetail.documents import PIPELINE, ROUTED
-from dovetail.documents.files import allow, default_out, read_file
-from dovetail.documents.folder import Findings, SourceDocument, find, look, name_problem
+from dovetail.documents.files import (
+    Findings,
+    SourceDocument,
+    allow,
+    default_out,
+    find,
+    look,
+    name_problem,
+    read_file,
+)
 from dovetail.documents.metrics import FAILED as FAILED_STATUS
 from dovetail.documents.metrics import Measurement, run_ended, settle
 from dovetail.documents.reviews import Review, Reviews, open_reviews
@@ -848,7 +856,7 @@ def _check_libraries() -> None:
 
 
 def show_statistics(out: str | None, target: float, *, as_json: bool) -> None:
-    from dovetail.documents import statistics
+    from dovetail.documents import metrics
 
     folder = folder_of(out)
     reviews = open_reviews(folder)
@@ -859,7 +867,7 @@ def show_statistics(out: str | None, target: float, *, as_json: bool) -> None:
         except DovetailError as error:
             streams.complain(f"how these runs ended cannot be asked: {plain(str(error))}")
         rows = reviews.measurements()
-    measured = statistics.of(rows, target=target)
+    measured = metrics.of(rows, target=target)
     if as_json:
         print_json({"out": str(folder), **measured.as_data()})
         return
