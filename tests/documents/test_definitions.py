@@ -436,7 +436,7 @@ async def test_a_document_that_is_cancelled_is_no_success_and_one_that_goes_on_i
             break
     row, db = ("invoice.txt", run_id), tmp_path / "runs.db"
     assert await statuses_by_runs(db, out) == {row: "started"}
-    assert metrics.of(open_reviews(out).measurements()).unfinished == 1
+    assert metrics.statistics_of(open_reviews(out).measurements()).unfinished == 1
     await dt.cancel(run_id)
     await dt.wait(run_id, timeout=30)
     assert await statuses_by_runs(db, out) == {row: "failed"}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.documents.files import NoDocuments, document_id, find, look
+from dovetail.documents.files import NoDocuments, document_id, find_documents, source_document
 from dovetail.documents.reviews import Reviews, open_reviews
 
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -34,48 +34,50 @@ def names(found: list[str], folder: Path) -> list[str]:
 
 
 def test_a_folder_gives_what_we_can_read_below_it_in_one_order(folder: Path) -> None:
-    found = find(["in"], folder / "out")
+    found = find_documents(["in"], folder / "out")
     assert names(found.files, folder) == [
         *("a.TXT", "b.pdf", "photo.jpeg", "deep/d.html", "deep/er/c.docx"),
     ]
     assert (found.others, found.images) == (1, 0)
-    assert found.files == find(["in"], folder / "out").files
+    assert found.files == find_documents(["in"], folder / "out").files
 
 
 def test_images_are_left_out_and_counted_where_nobody_can_read_them(folder: Path) -> None:
-    found = find(["in"], folder / "out", images=False)
+    found = find_documents(["in"], folder / "out", images=False)
     assert not any("photo" in path for path in found.files)
     assert found.images == 1
 
 
 def test_who_names_the_folder_of_results_means_what_else_is_in_it(folder: Path) -> None:
-    found = find(["in/out"], folder / "out")
+    found = find_documents(["in/out"], folder / "out")
     assert names(found.files, folder) == ["out/g.txt"]
 
 
 def test_a_file_that_is_named_is_taken_whatever_its_name_and_once(folder: Path) -> None:
     (folder / "link.txt").symlink_to(folder / "b.pdf")
     given = ["in/table.xlsx", "in/link.txt", str(folder / "b.pdf"), "in/../in/b.pdf"]
-    assert names(find(given, folder / "out").files, folder) == ["table.xlsx", "b.pdf"]
+    assert names(find_documents(given, folder / "out").files, folder) == ["table.xlsx", "b.pdf"]
 
 
 def test_a_pattern_in_quotes_is_expanded_as_a_shell_would(folder: Path) -> None:
-    found = find(["in/**/*.[dh]*"], folder / "out")
+    found = find_documents(["in/**/*.[dh]*"], folder / "out")
     assert names(found.files, folder) == ["deep/d.html", "deep/er/c.docx"]
     with pytest.raises(NoDocuments):
-        find(["in/*.txt"], folder / "out")  # only the hidden one ends so
+        find_documents(["in/*.txt"], folder / "out")  # only the hidden one ends so
 
 
 def test_a_file_whose_name_looks_like_a_pattern_is_that_file(folder: Path) -> None:
     (folder / "scan [1].txt").write_text("x")
-    assert names(find(["in/scan [1].txt"], folder / "out").files, folder) == ["scan [1].txt"]
+    assert names(find_documents(["in/scan [1].txt"], folder / "out").files, folder) == [
+        "scan [1].txt"
+    ]
 
 
 def test_folders_that_go_round_end(folder: Path) -> None:
     (folder / "deep" / "round").symlink_to(folder)
     (folder / "deep" / "gone.txt").symlink_to(folder / "nowhere")
     os.mkfifo(folder / "pipe.txt")
-    assert len(find(["in"], folder / "out").files) == 5
+    assert len(find_documents(["in"], folder / "out").files) == 5
 
 
 def test_links_that_lead_in_a_circle_stop_no_folder(folder: Path) -> None:
@@ -84,10 +86,10 @@ def test_links_that_lead_in_a_circle_stop_no_folder(folder: Path) -> None:
     (folder / "fro.txt").symlink_to(folder / "to.txt")
     (folder / "deep" / "below.txt").symlink_to(folder / "round.txt" / "below.txt")
     (folder / "deep" / "long.txt").symlink_to("x" * 300)
-    assert len(find(["in"], folder / "out").files) == 5
-    assert len(find(["in/**/*.[htp]*"], folder / "out").files) == 4
+    assert len(find_documents(["in"], folder / "out").files) == 5
+    assert len(find_documents(["in/**/*.[htp]*"], folder / "out").files) == 4
     with pytest.raises(NoDocuments, match="leads nowhere"):
-        find(["in/round.txt"], folder / "out")
+        find_documents(["in/round.txt"], folder / "out")
 
 
 @pytest.mark.parametrize(
@@ -95,12 +97,16 @@ def test_links_that_lead_in_a_circle_stop_no_folder(folder: Path) -> None:
 )
 def test_what_can_be_no_path_is_told_too(folder: Path, given: str) -> None:
     with pytest.raises(NoDocuments):
-        find([given], folder / "out")
+        find_documents([given], folder / "out")
 
 
 def test_what_was_named_is_known_beside_what_is_in_it(folder: Path) -> None:
     given = ["in/deep", "in/b.pdf", "in/**/*.html"]
-    assert find(given, folder / "out").named == [folder / "deep", folder / "b.pdf", folder]
+    assert find_documents(given, folder / "out").named == [
+        folder / "deep",
+        folder / "b.pdf",
+        folder,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -119,7 +125,7 @@ def test_what_leads_to_nothing_is_told(folder: Path, given: str, said: str) -> N
     (folder.parent / "empty").mkdir()
     (folder.parent / "empty" / "notes.md").touch()
     with pytest.raises(NoDocuments, match=r".") as told:
-        find([given], folder / "out")
+        find_documents([given], folder / "out")
     assert said in str(told.value).replace(f"{folder.parent}/", "")
 
 
@@ -182,7 +188,7 @@ class Desk:
         return open_reviews(self.out)
 
     def is_done(self, extractor: str = "rules-1") -> bool:
-        return look(str(self.path), self.out, self.reviews, extractor).is_done
+        return source_document(str(self.path), self.out, self.reviews, extractor).is_done
 
 
 @pytest.fixture
@@ -218,7 +224,7 @@ def test_what_is_too_large_or_gone_has_no_hash_and_is_left_to_the_reader(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOVETAIL_DOCUMENTS_MAX_BYTES", "3")
-    looked = look(str(desk.path), desk.out, desk.reviews, "rules-1")
+    looked = source_document(str(desk.path), desk.out, desk.reviews, "rules-1")
     assert (looked.sha256, looked.is_done) == ("", False)
     desk.path.unlink()
-    assert look(str(desk.path), desk.out, desk.reviews, "").sha256 == ""
+    assert source_document(str(desk.path), desk.out, desk.reviews, "").sha256 == ""

@@ -16,7 +16,14 @@ from prometheus_client import REGISTRY
 from dovetail.config import load_settings
 from dovetail.documents import PIPELINE
 from dovetail.documents.commands.process import settle_by_runs
-from dovetail.documents.metrics import CONFIDENCE, SECONDS, DocumentRunEnds, begin, note, settle
+from dovetail.documents.metrics import (
+    CONFIDENCE_BUCKETS,
+    DURATION_BUCKETS,
+    DocumentRunEnds,
+    begin,
+    note,
+    settle,
+)
 from dovetail.documents.reviews import open_reviews
 
 from ..pages import ROOT, write_files
@@ -283,7 +290,7 @@ def test_only_runs_with_handlers_of_documents_are_counted() -> None:
 
 
 def test_the_buckets_ascend_and_one_of_confidence_ends_where_approval_begins() -> None:
-    for buckets in (SECONDS, CONFIDENCE):
+    for buckets in (DURATION_BUCKETS, CONFIDENCE_BUCKETS):
         assert list(buckets) == sorted(set(buckets))
-    assert 0.8 in CONFIDENCE
-    assert CONFIDENCE[-1] == 1.0
+    assert 0.8 in CONFIDENCE_BUCKETS
+    assert CONFIDENCE_BUCKETS[-1] == 1.0

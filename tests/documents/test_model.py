@@ -179,7 +179,7 @@ class TestAnAnswer:
 def test_a_patience_that_is_none_is_refused(given, monkeypatch):
     monkeypatch.setenv("DOVETAIL_DOCUMENTS_MODEL_SECONDS", given)
     with pytest.raises(PermanentError, match="must be seconds, as in 240"):
-        extraction.model_patience()
+        extraction.model_seconds()
 
 
 class TestAskingOnesOwnQuestion:

@@ -224,7 +224,7 @@ class TestPlainText:
 
     def test_is_cut_where_it_is_longer_than_anybody_looks(self):
         read = parse(b"word " * 100_000, ANY)
-        assert len(read.text) == reading.LONGEST_TEXT
+        assert len(read.text) == reading.MAX_TEXT_LENGTH
         assert read.warnings == ("only its first 200,000 characters were looked at",)
 
     @pytest.mark.parametrize("data", [b" \n\t ", b"\xef\xbb\xbf", b"\xff\xfe"])
@@ -389,7 +389,7 @@ class TestTheProcessesThatRead:
         page = pdf([[Mark(LEFT, 700, "Hello")]])
         with ThreadPoolExecutor(8) as threads:
             assert set(threads.map(text_of, [page] * 60)) == {"Hello"}
-        kept = [readers._readers.get() for _ in range(readers.READERS)]
+        kept = [readers._readers.get() for _ in range(readers.MAX_READERS)]
         pids = {reader.process.pid for reader in kept if reader}
         assert 1 <= len(pids) <= 2
         for reader in kept:
@@ -473,11 +473,11 @@ class TestTheProcessesThatRead:
         # Some kilobytes that draw ten million characters.
         huge = pdf([[Mark(LEFT, 700, "a" * 5000)] * 2000], compressed=True)
         assert len(huge) < 200_000
-        monkeypatch.setattr(readers, "LONGEST_READING", 0.05)
+        monkeypatch.setattr(readers, "READING_SECONDS", 0.05)
         error = refused(huge)
         assert error.type == "too_large"
         assert "could not be read within 0.05 s" in str(error)
-        monkeypatch.setattr(readers, "LONGEST_READING", 60)
+        monkeypatch.setattr(readers, "READING_SECONDS", 60)
         assert text_of(pdf([[Mark(LEFT, 700, "Hello")]])) == "Hello"
 
     def test_know_no_secret(self, monkeypatch, own_readers):
@@ -511,7 +511,7 @@ class TestTheProcessesThatRead:
             "text('before')\n"
             "child = os.fork()\n"
             "same = all(text(f'{child} {i}') == f'{child} {i}' for i in range(200))\n"
-            "own = len(reading._readers.queue) == reading.READERS\n"
+            "own = len(reading._readers.queue) == reading.MAX_READERS\n"
             "ended = os.waitpid(child, 0)[1] if child else 0\n"
             "os._exit(0 if same and own and not ended else 1)\n"
         )

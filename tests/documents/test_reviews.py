@@ -27,11 +27,11 @@ from dovetail.documents import reviews_postgres, reviews_sqlite
 from dovetail.documents.handlers import auto_approve, create_review, save_json, save_parquet
 from dovetail.documents.metrics import settled
 from dovetail.documents.reviews import (
-    MOST_OPEN,
+    MAX_OPEN,
     Review,
     ReviewError,
     Reviews,
-    _shelf,
+    _store,
     close_reviews,
     open_reviews,
 )
@@ -369,7 +369,7 @@ def test_two_rules_are_never_at_one_review_at_the_same_time(reviews: Reviews) ->
     take_in(reviews)
     url = os.environ.get("DOVETAIL_DATABASE_URL")
     # As another process would have it: with connections of its own.
-    other = _shelf(reviews.out, url and f"{url}?application_name=other", "full")
+    other = _store(reviews.out, url and f"{url}?application_name=other", "full")
     order: list[str] = []
     entered = threading.Event()
 
@@ -385,7 +385,7 @@ def test_two_rules_are_never_at_one_review_at_the_same_time(reviews: Reviews) ->
         order.append("quick")
         return replace(before, extractor="other")
 
-    first = threading.Thread(target=reviews._shelf.change, args=("invoice-7", slow))
+    first = threading.Thread(target=reviews._store.change, args=("invoice-7", slow))
     first.start()
     entered.wait()
     after = other.change("invoice-7", quick)
@@ -484,11 +484,11 @@ def open_files() -> list[str]:
 
 def test_only_so_many_files_are_kept_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DOVETAIL_DATABASE_URL", raising=False)
-    folders = [tmp_path / str(number) for number in range(MOST_OPEN + 4)]
+    folders = [tmp_path / str(number) for number in range(MAX_OPEN + 4)]
     for folder in folders:
         take_in(open_reviews(folder))
     databases = {str(folder / "reviews.db") for folder in folders}
-    assert len(databases & set(open_files())) == MOST_OPEN
+    assert len(databases & set(open_files())) == MAX_OPEN
     assert all(len(open_reviews(folder).list()) == 1 for folder in folders)
     close_reviews()
 
@@ -511,7 +511,7 @@ def test_a_file_of_a_newer_version_is_not_touched(in_a_file: Reviews) -> None:
 
 def test_a_full_disk_is_said_and_can_be_tried_again(in_a_file: Reviews) -> None:
     take_in(in_a_file)
-    connection = in_a_file._shelf._opened()  # type: ignore[attr-defined]
+    connection = in_a_file._store._opened()  # type: ignore[attr-defined]
     pages = connection.execute("PRAGMA page_count").fetchone()[0]
     connection.execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(RetryableError, match="the disk is full") as told:
@@ -525,12 +525,12 @@ def test_one_that_fails_does_not_take_down_those_it_shares_a_transaction_with(
     in_a_file: Reviews,
 ) -> None:
     take_in(in_a_file)
-    shelf: Any = in_a_file._shelf
+    store: Any = in_a_file._store
     good, bad = [
         reviews_sqlite._Request(lambda c, s=sql: c.execute(s).rowcount)
         for sql in ("UPDATE document_reviews SET confidence = 1", "UPDATE nothing SET at = all")
     ]
-    shelf._commit([good, bad])
+    store._commit([good, bad])
     assert (good.answer, good.error) == (1, None)
     assert isinstance(bad.error, StoreError)
     review = in_a_file.get("invoice-7")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dovetail.documents.fields import Fields, json_schema, overall
-from dovetail.documents.reading import LONGEST_TEXT, read
+from dovetail.documents.reading import MAX_TEXT_LENGTH, read
 from dovetail.documents.rules import amount, currency_of, day_of, decimal_sign, fields_of, number
 
 SAMPLES = Path(__file__).parents[2] / "examples" / "documents"
@@ -479,9 +479,9 @@ def hostile() -> dict[str, str]:
         "heads": "Description\tQty\tUnit price\tAmount\n", "senders": "from:\n", "title": "x-",
         "umlauts": "ä", "spaced": "1 000 ", "points alone": ".", "at": "a@", "minus": "- 1",
     }  # fmt: skip
-    made = {name: (word * LONGEST_TEXT)[:LONGEST_TEXT] for name, word in words.items()}
+    made = {name: (word * MAX_TEXT_LENGTH)[:MAX_TEXT_LENGTH] for name, word in words.items()}
     signs = "0123456789.,€ $EUR\n\tabTotal:-/x"
-    made["noise"] = "".join(chance.choices(signs, k=LONGEST_TEXT))
+    made["noise"] = "".join(chance.choices(signs, k=MAX_TEXT_LENGTH))
     return made
 
 

@@ -67,10 +67,10 @@ async def test_the_doctor_says_that_there_is_one(bouncer: PgBouncerServer) -> No
 
 
 def test_reviews_of_documents_are_kept_through_it(bouncer: PgBouncerServer, tmp_path: Path) -> None:
-    shelf = reviews_postgres.PostgresShelf(bouncer.url, tmp_path)
+    store = reviews_postgres.PostgresReviewStore(bouncer.url, tmp_path)
     try:
         for _ in range(10):
-            assert shelf.get("none") is None
-            assert shelf.measurements(None, None) == []
+            assert store.get("none") is None
+            assert store.measurements(None, None) == []
     finally:
         reviews_postgres.close_databases()

@@ -1,23 +1,16 @@
-"""What is known of one processing of a document, from its beginning to the end of its run.
+"""Measurements of documents: a row per run, three metrics for Prometheus, and the statistics.
 
-A row is provisional while the run goes on: `started`, and from `documents.record_metrics` on
-`extracted` or `known`. Only the end of the run makes it `success`, `cached` or `failed`, because a
-later step may fail, be killed or run out of time. The key is the run's id, so a step or a run that
-is delivered again finds its own row. The rules are pure: time is an argument.
+A row is provisional while the run goes on: `started`, then `extracted` or `known` from
+`documents.record_metrics` on. Only the end of the run makes it `success`, `cached` or `failed`,
+because a later step may fail, be killed or time out. The key is the run id, so a step or run that
+is delivered again finds its own row.
 
-What is measured of each document: a row beside its review, and three metrics for Prometheus.
+The metrics count ends of runs. A process that knows how its run ended settles the row, and counts
+if the row has changed. In a service, `DocumentRunEnds` counts the ends that the engine reports, and
+`dovetail documents stats` settles the rows. The metrics are on `/metrics` of this process or pool.
 
-Steps write a row that is provisional, and the end of the run settles it. The metrics count ends of
-runs: where this process knows how its run ended, it settles the row and counts if that was news.
-In a service `DocumentRunEnds` counts what the engine's listener is told, and rows are settled by
-the reader of the statistics. The metrics are ordinary ones of `prometheus_client`: the page
-`/metrics` of this process, or of its pool, has them. What it must not know: what was extracted.
-
-What the measurements of documents come to: how many an hour, how long, how well.
-
-Pure: rows in, figures out. How fast it was is asked of the time in which it worked: from the
-beginning of the first document to the end of the last, without the pauses in between, in which
-nobody had given it anything to do. What it must not know: where the rows are kept.
+Documents per hour are computed over the working time: from the start of the first document to the
+end of the last, without pauses in between.
 """
 
 from __future__ import annotations
@@ -42,27 +35,27 @@ SUCCESS, FAILED, CACHED = "success", "failed", "cached"
 
 PROVISIONAL = frozenset({STARTED, EXTRACTED, KNOWN})
 COMPLETED = "completed"
-"""What earlier versions wrote for `success`, before the run had ended."""
+"""What earlier versions wrote instead of `success`, before the end of the run."""
 ENDED_WELL = frozenset({SUCCESS, CACHED, COMPLETED})
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One processing of a document. Its `key` is the id of the run."""
+    """The measurement of one run of a document. Its `key` is the run id."""
 
     document_id: str
     key: str
     status: str
     seconds: float | None
-    """None while nothing is measured, and for content that was known: it took no extraction."""
+    """None before the measurement, and for known content, which needs no extraction."""
     confidence: float | None
     finished_at: float
-    """When it was measured, or its run ended; while it is `started`, when that was."""
+    """The time of the start, then of the measurement, then of the end of the run."""
 
     @property
     def may_change(self) -> bool:
-        """Whether the run may have ended otherwise since. Earlier versions had keys of three
-        parts, which are no ids of runs: their rows stay as they are."""
+        """Whether the run may end differently later. Keys of earlier versions have three parts and
+        are no run ids: their rows stay as they are."""
         return self.status not in ENDED_WELL and ":" not in self.key
 
 
@@ -70,7 +63,7 @@ MeasuringRule = Callable[[Measurement | None], Measurement]
 
 
 def begun(document_id: str, key: str, now: float) -> MeasuringRule:
-    """An extraction begins. In a run that has succeeded it is only delivered again."""
+    """An extraction starts. In a run that has succeeded, it is a repeated delivery."""
 
     def rule(before: Measurement | None) -> Measurement:
         if before is not None and before.status in ENDED_WELL:
@@ -83,7 +76,7 @@ def begun(document_id: str, key: str, now: float) -> MeasuringRule:
 def measured(
     document_id: str, key: str, seconds: float | None, confidence: float, now: float
 ) -> MeasuringRule:
-    """An extraction is done; `seconds` are None where the content was known."""
+    """An extraction is done; `seconds` is None if the content was known."""
 
     def rule(before: Measurement | None) -> Measurement:
         if before is not None and before.status in ENDED_WELL:
@@ -99,8 +92,8 @@ def settled(document_id: str, key: str, *, good: bool, ended_at: float) -> Measu
 
     def rule(before: Measurement | None) -> Measurement:
         if before is None:
-            # No step of this package began: the extraction came from the node cache, or the run
-            # ended before it could start.
+            # No handler of this package ran: the extraction came from the node cache, or the run
+            # ended before it.
             status, seconds = (CACHED, None) if good else (FAILED, 0.0)
             return Measurement(document_id, key, status, seconds, None, ended_at)
         if not good:
@@ -120,12 +113,17 @@ def settled(document_id: str, key: str, *, good: bool, ended_at: float) -> Measu
     return rule
 
 
-SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-# Finer above 0.8, from where on a document may be approved without anybody looking.
-CONFIDENCE = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 0.99, 1.0)
+# --- rows and metrics --------------------------------------------------------------------------
+
+DURATION_BUCKETS = (
+    *(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5),
+    *(5.0, 10.0, 30.0, 60.0, 120.0, 300.0),
+)
+# Finer above 0.8, where a document may be approved without a person.
+CONFIDENCE_BUCKETS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 0.99, 1.0)
 
 HANDLERS = "documents."
-"""What the names of this package's handlers begin with."""
+"""The prefix of the handlers of this package."""
 MEASURING, EXTRACTING = "documents.record_metrics", "documents.extract"
 
 log = logging.getLogger("dovetail.documents")
@@ -133,10 +131,10 @@ _making = threading.Lock()
 
 
 def begin(out: str | Path, document_id: str, run_id: str) -> None:
-    """Before the extraction: a process that is killed in it leaves a row that says so."""
+    """Before the extraction: a process that is killed in it leaves a row `started`."""
     from dovetail.documents.reviews import open_reviews
 
-    hear_of_dags()
+    connect_dag_signal()
     rule = begun(document_id, run_id, time.time())
     open_reviews(out).measure(document_id, run_id, rule)
 
@@ -144,10 +142,10 @@ def begin(out: str | Path, document_id: str, run_id: str) -> None:
 def note(
     out: str | Path, document_id: str, run_id: str, seconds: float | None, confidence: float
 ) -> None:
-    """After the extraction. `seconds` are None where the content was known."""
+    """After the extraction. `seconds` is None if the content was known."""
     from dovetail.documents.reviews import open_reviews
 
-    hear_of_dags()
+    connect_dag_signal()
     rule = measured(document_id, run_id, seconds, confidence, time.time())
     open_reviews(out).measure(document_id, run_id, rule)
 
@@ -161,10 +159,10 @@ def settle(
     ended_at: float | None = None,
     count: bool = True,
 ) -> Measurement:
-    """The run has ended; the same end again changes nothing and is not counted again.
+    """The run has ended. A repeated end changes nothing and is not counted again.
 
-    The row is written first: a process that dies in between has counted one too few, and the
-    statistics are made of rows. `count` is False where a service counts the ends of its runs.
+    The row is written before the metric: a process that dies in between counts one too few, and
+    the statistics, which use the rows, are right. `count` is False in a service, which counts.
     """
     from dovetail.documents.reviews import open_reviews
 
@@ -177,8 +175,8 @@ def settle(
 
 
 def run_ended(params: Mapping[str, Any], run_id: str, status: str, *, count: bool = True) -> None:
-    """Settle the document that a run with these params is about; never raises for what is wrong
-    with the params or the folder, because the run has said so already."""
+    """Settle the document of a run with these params. Bad params or a bad folder raise nothing:
+    the run has reported them."""
     try:
         out = Path(params["out"]).absolute() if params.get("out") else default_out()
         good = status == "COMPLETED"
@@ -187,8 +185,8 @@ def run_ended(params: Mapping[str, Any], run_id: str, status: str, *, count: boo
         log.warning("run %s ended %s, which could not be counted: %s", run_id, status, error)
 
 
-def hear_of_dags() -> None:
-    """Where `run_dag` runs definitions in this process: count their documents by their ends."""
+def connect_dag_signal() -> None:
+    """If this process uses Celery: count the documents of the DAGs that `run_dag` runs."""
     ended = getattr(sys.modules.get("dovetail.celery"), "dag_ended", None)
     if ended is not None:
         ended.connect(_dag_ended, weak=False, dispatch_uid=__name__)
@@ -202,24 +200,24 @@ def _dag_ended(
 
 
 def observe(measured: Measurement) -> None:
-    """Count one end of a run."""
-    with _making:  # a handler is a thread, and a metric must not be registered twice
+    """Count one end of a run in the metrics."""
+    with _making:  # handlers run in threads; a metric must be registered once
         metrics = _metrics()
     metrics.processed.labels(measured.status).inc()
     if measured.status == FAILED:
         return
     if measured.status == SUCCESS and measured.seconds is not None:
-        metrics.duration.observe(measured.seconds)  # a cached one took no time here
+        metrics.duration.observe(measured.seconds)  # a cached document took no time
     if measured.confidence is not None:
         metrics.confidence.observe(measured.confidence)
 
 
 class DocumentRunEnds:
-    """Counts documents where a service drives their runs, whichever process ran the steps."""
+    """Counts the documents of a service by the ends of its runs."""
 
     def outputs_wanted(self, handlers: Mapping[str, str]) -> Sequence[str] | None:
-        """The nodes whose outputs `ended` needs, of a run with these handlers by node id; None if
-        the run is about no document."""
+        """The nodes whose outputs `ended` needs, for a run with these handlers by node id; None if
+        the run has no document."""
         if not any(handler.startswith(HANDLERS) for handler in handlers.values()):
             return None
         nodes = {handler: node for node, handler in handlers.items()}
@@ -227,16 +225,16 @@ class DocumentRunEnds:
         return () if wanted is None else (wanted,)
 
     def ended(self, run_id: str, status: str, outputs: Mapping[str, Any]) -> None:
-        """A run of them has ended so."""
+        """Count the run that has ended."""
         observe(_of_a_run(run_id, status, next(iter(outputs.values()), None)))
 
 
 def _of_a_run(run_id: str, status: str, found: Any) -> Measurement:
     """`found` is the output of `documents.record_metrics`, or of `documents.extract`."""
-    told = found if status == "COMPLETED" and isinstance(found, dict) else {}
-    cached = told.get("status") == CACHED or told.get("run_id", run_id) != run_id
+    output = found if status == "COMPLETED" and isinstance(found, dict) else {}
+    cached = output.get("status") == CACHED or output.get("run_id", run_id) != run_id
     ended = FAILED if status != "COMPLETED" else CACHED if cached else SUCCESS
-    seconds, confidence = _number(told.get("seconds")), _number(told.get("confidence"))
+    seconds, confidence = _number(output.get("seconds")), _number(output.get("confidence"))
     return Measurement("", run_id, ended, seconds, confidence, 0.0)
 
 
@@ -253,7 +251,7 @@ class _Metrics(NamedTuple):
 
 @cache
 def _metrics() -> _Metrics:
-    """Made at the first document: to import a library that nobody needs yet takes its time."""
+    """Created at the first document: importing `prometheus_client` is slow."""
     from prometheus_client import Counter, Histogram
 
     return _Metrics(
@@ -261,23 +259,25 @@ def _metrics() -> _Metrics:
         Histogram(
             "processing_duration_seconds",
             "Of documents that succeeded, from the extraction's beginning until it was recorded",
-            buckets=SECONDS,
+            buckets=DURATION_BUCKETS,
         ),
         Histogram(
             "extraction_confidence",
             "How sure the extraction is of a document as a whole, 0 to 1",
-            buckets=CONFIDENCE,
+            buckets=CONFIDENCE_BUCKETS,
         ),
     )
 
 
+# --- statistics --------------------------------------------------------------------------------
+
 TARGET = 5000.0
 """Documents an hour."""
 PAUSE_SECONDS = 60.0
-"""Nothing began or ended for so long: nothing was there to do."""
-FEW_DOCUMENTS = 30
-SHORT_SECONDS = 10.0
-"""Below either, what an hour would bring is not said."""
+"""A time without starts and ends that is longer is a pause, not work."""
+MIN_DOCUMENTS = 30
+MIN_SECONDS = 10.0
+"""With less than either, `docs_per_hour` is None."""
 
 
 class Measured(Protocol):
@@ -295,28 +295,28 @@ class Measured(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """None is what cannot be known of these documents."""
+    """The figures of a set of documents. None means: cannot be known."""
 
     documents: int
-    """Those whose runs have ended."""
+    """Documents whose runs have ended."""
     completed: int
     failed: int
     cached: int
     unfinished: int
-    """Those whose runs are not known to have ended: they go on, or their process was killed."""
+    """Documents without a known end: still running, or their process was killed."""
     docs_per_hour: float | None
-    """Completed and cached ones, over `busy_seconds`; None if these are too few to say so."""
+    """Completed and cached documents over `busy_seconds`; None for too few documents."""
     target: float
     met: bool | None
     busy_seconds: float
     windows: int
-    """How many stretches of work that was, with pauses of more than a minute between them; one if
-    a window was given, which counts as a whole."""
+    """How many stretches of work, with pauses of more than a minute between them; 1 for a given
+    window, which counts as a whole."""
     first_at: float | None
-    """When the first of them began, or the window that was given; seconds since 1970."""
+    """Start of the first document or of the given window; seconds since 1970."""
     last_at: float | None
     p50_seconds: float | None
-    """Of completed ones: a cached one took no time, a failed one was broken off."""
+    """Of completed documents only: cached and failed ones have no full duration."""
     p95_seconds: float | None
     success_rate: float | None
     mean_confidence: float | None
@@ -363,7 +363,7 @@ class Statistics:
 
     def _ends(self) -> str:
         rate = 100 * (self.success_rate or 0.0)
-        shown = math.floor(rate * 10) / 10  # one that failed among thousands is not 100 %
+        shown = math.floor(rate * 10) / 10  # rounded down: one failure among thousands is not 100 %
         return f"{shown:g} % succeeded: {self.failed:,} of {_counted(self.documents)} failed"
 
     def _qualities(self) -> list[str]:
@@ -378,15 +378,15 @@ class Statistics:
         return found
 
 
-def of(
+def statistics_of(
     measured: Iterable[Measured],
     *,
     target: float = TARGET,
     since: float | None = None,
     until: float | None = None,
 ) -> Statistics:
-    """Of documents that ended from `since` to `until`, if they are given, by how their runs ended;
-    one that was processed more than once counts as often, because each time was work."""
+    """The statistics of the documents that ended from `since` to `until`, if given. A document
+    that was processed several times counts each time."""
     found = [
         row
         for row in measured
@@ -400,7 +400,7 @@ def of(
     good = completed + cached
     stretches = _given(rows, since, until) or _stretches(rows)
     busy = sum(end - begin for begin, end in stretches)
-    enough = len(rows) >= FEW_DOCUMENTS and busy >= SHORT_SECONDS
+    enough = len(rows) >= MIN_DOCUMENTS and busy >= MIN_SECONDS
     rate = 3600 * good / busy if enough else None
     seconds = sorted(
         row.seconds
@@ -434,12 +434,12 @@ def of(
 def _given(
     rows: Sequence[Measured], since: float | None, until: float | None
 ) -> list[tuple[float, float]]:
-    """A window with both ends is taken as it is: whoever names it means all of it."""
+    """A window with both ends counts as a whole."""
     return [(since, until)] if rows and since is not None and until is not None else []
 
 
 def _stretches(rows: Iterable[Measured]) -> list[tuple[float, float]]:
-    """When it worked: beginnings and ends, apart by more than a pause."""
+    """The stretches of work as (start, end), separated by pauses."""
     found: list[tuple[float, float]] = []
     for begin, end in sorted(
         (row.finished_at - (row.seconds or 0.0), row.finished_at) for row in rows
@@ -452,7 +452,7 @@ def _stretches(rows: Iterable[Measured]) -> list[tuple[float, float]]:
 
 
 def _percentile(ordered: Sequence[float], share: float) -> float | None:
-    """The least value that this share does not exceed."""
+    """The smallest value that this share of values does not exceed."""
     return ordered[math.ceil(share * len(ordered)) - 1] if ordered else None
 
 

@@ -1,22 +1,12 @@
-"""Numbers as people write them, and the money they are in.
+"""Fields by rules: numbers, amounts, tables, days, and the fields of a document from its text.
 
-1.234,56 and 1,234.56 are the same number in two countries; which one a text is from, its other
-numbers say. It must not know what an amount is the amount of.
+German and English, and what else is written the same way. Equal text gives equal fields. A rule
+gives its confidence; a field that is not found is null. Time is bounded: the rules look at the
+beginning and the end of a long text, and no pattern takes more than one pass over a line.
 
-Rows with amounts: what was sold, and what it comes to.
-
-Reads a text as lines of cells, names each row by its label, and checks that the numbers add up:
-that they do is the best sign that they were read right. It must not know about days or vendors.
-
-Days as people write them, and which of several is the day a document was issued.
-
-It must not know what the document is.
-
-Fields by rules: what a document says of itself, found without asking anybody.
-
-German and English, and what else is written the same way. The same text always gives the same
-fields. A rule says how sure it is; what it does not find is null. Time is bounded: it looks at
-the beginning and the end of a long text, and no pattern takes more than one walk over a line.
+Numbers: 1.234,56 and 1,234.56 are equal in two countries; the other numbers of the text decide.
+Tables: a text is lines of cells, a row is named by its label, and sums that add up are the best
+sign that the numbers were read right.
 """
 
 from __future__ import annotations
@@ -29,13 +19,15 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from dovetail.documents.fields import (
-    LONGEST_TEXT,
     MAX_LINE_ITEMS,
+    MAX_TEXT_LENGTH,
     Confidences,
     Fields,
     LineItem,
     overall,
 )
+
+# --- numbers and currencies --------------------------------------------------------------------
 
 # fmt: off
 CODES = (
@@ -45,7 +37,7 @@ CODES = (
     "VND", "ZAR",
 )
 # fmt: on
-# What a sign stands for, and how sure that is: many countries have dollars and crowns.
+# The currency of a sign, with its confidence: many countries have dollars and crowns.
 SIGNS = {
     "€": ("EUR", 0.97),
     "£": ("GBP", 0.93),
@@ -76,7 +68,7 @@ CODE_IS_SURE = 0.97
 MENTIONED_ONCE = 0.75
 
 _SIGN = "|".join(re.escape(sign) for sign in sorted((*SIGNS, *CODES), key=len, reverse=True))
-# Any word of its shape: a look into the tables is faster than seventy alternatives.
+# Any word of this shape: a lookup in the tables is faster than seventy alternatives.
 _CURRENCY = re.compile(
     r"(?<![A-Za-z])(?:[A-Z]{1,2}\$|[A-Z]{3}(?![A-Za-z])|[€£$¥₹₩₺₴₪]|S?Fr\.|zł|Kč"
     r"|(?:kr|Euro|EURO)\b)"
@@ -97,7 +89,7 @@ _AT_THE_END = re.compile(
 )
 _GROUPS = re.compile(r"[.,]")
 _ENDS_IN_CENTS = re.compile(r"[.,]\d\d$")
-LONGEST_AMOUNT = 48
+MAX_AMOUNT_LENGTH = 48
 MAX_SIGNS = 2_000
 
 
@@ -108,17 +100,17 @@ class Amount:
     value: float
     is_exact: bool
     is_money: bool
-    """It has them, or a currency stands beside it."""
+    """It has two decimals, or a currency beside it."""
 
 
 def decimal_sign(text: str) -> str:
-    """What separates the cents in this text; the point, where it has no cents."""
+    """The decimal sign of this text; the point if it has no cents."""
     found = Counter(_CENTS.findall(text))
     return "," if found[","] > found["."] else "."
 
 
 def number(text: str, decimal: str = ".") -> float | None:
-    """The value of a number however it is grouped; None for a date, a version or an address."""
+    """The value of a number in any grouping; None for a date, a version or an address."""
     text = text.replace("'", "").replace("’", "").replace(" ", "").rstrip(".,")
     points, commas = text.count("."), text.count(",")
     if points and commas:
@@ -146,8 +138,8 @@ def number(text: str, decimal: str = ".") -> float | None:
 
 
 def amount(cell: str, decimal: str) -> Amount | None:
-    """The amount that this cell is; None if it is anything else."""
-    if len(cell) > LONGEST_AMOUNT:
+    """The amount in this cell; None if the cell is anything else."""
+    if len(cell) > MAX_AMOUNT_LENGTH:
         return None
     found = _WHOLE.fullmatch(cell.strip())
     if found is None:
@@ -169,9 +161,9 @@ def _has_currency(cell: str) -> bool:
 
 
 def split_at_the_end(text: str, decimal: str) -> tuple[str, Amount | None]:
-    """`Total due: EUR 12.50` as the words and the amount behind them."""
+    """`Total due: EUR 12.50` as its words and the amount after them."""
     text = text.rstrip()
-    tail = text[-LONGEST_AMOUNT:]
+    tail = text[-MAX_AMOUNT_LENGTH:]
     found = _AT_THE_END.search(tail)
     if found is None:
         return text, None
@@ -182,8 +174,8 @@ def split_at_the_end(text: str, decimal: str) -> tuple[str, Amount | None]:
 
 
 def currency_of(text: str) -> tuple[str | None, float]:
-    """The currency that most amounts of a text are in, and how sure that is."""
-    # What stands beside a number counts; what is only mentioned counts little.
+    """The currency of most amounts in a text, with its confidence."""
+    # A currency beside a number counts more than one that is only mentioned.
     beside: Counter[str] = Counter()
     mentioned: Counter[str] = Counter()
     for match in islice(_CURRENCY.finditer(text), MAX_SIGNS):
@@ -200,7 +192,7 @@ def currency_of(text: str) -> tuple[str | None, float]:
         code, sure = SIGNS.get(sign, (sign, CODE_IS_SURE))
         votes[code] += times + 4 * beside[sign]
         sure = sure if beside[sign] or times > 1 else min(sure, MENTIONED_ONCE)
-        # A sign and its code together leave nothing open.
+        # A sign together with its code is unambiguous.
         surest[code] = max(surest[code], sure, CODE_IS_SURE) if code in surest else sure
     # A code says which dollars or crowns are meant.
     for sign, family in (("$", "AUD CAD HKD NZD SGD USD MXN CLP"), ("kr", "DKK ISK NOK SEK")):
@@ -213,13 +205,15 @@ def currency_of(text: str) -> tuple[str | None, float]:
             surest[named[0]] = CODE_IS_SURE
     if not votes:
         return None, 0.0
-    # By name where two have as many: the same text gives the same answer.
+    # Ties are broken by name: equal text gives equal answers.
     (code, most), *others = sorted(votes.items(), key=lambda pair: (-pair[1], pair[0]))
     share = most / (most + others[0][1]) if others else 1.0
     return code, round(surest[code] * min(1.0, 0.4 + 0.7 * share), 4)
 
 
-LONGEST_LINE = 400
+# --- sums --------------------------------------------------------------------------------------
+
+MAX_LINE_LENGTH = 400
 ADDS_UP = 0.97
 _CENT = 0.011
 
@@ -227,7 +221,7 @@ _GAPS = re.compile(r"\t| {2,}|\.{3,}|_{3,}")
 _DIGIT = re.compile(r"\d")
 _LETTERS = re.compile(r"[^\W\d_]{2}")
 
-# What a label is; the first row that matches decides. Lower case.
+# The meaning of a label in lower case; the first match decides.
 _TAX = r"vat|tax(?:es)?|mwst|ust|umsatzsteuer|mehrwertsteuer|gst|hst|tva|iva"
 _TOTAL = r"total|summe|gesamt|betrag|brutto|balance|amount|importe|montant"
 _LABELS = {
@@ -264,7 +258,7 @@ _LABELS = {
 }
 _TAXED = re.compile(rf"\b(?:{_TAX})\b")
 
-# What a column is, by the word at its head; in this order, since `unit price` has `unit` in it.
+# The meaning of a column by its heading; in this order, because `unit price` contains `unit`.
 _COLUMNS = {
     "unit_price": re.compile(r"unit|einzel|\beach\b|\brate\b|stückpreis|e-?preis|per item|à"),
     "tax": re.compile(rf"\b(?:{_TAX})\b|%"),
@@ -294,18 +288,18 @@ _ORDINAL = re.compile(r"(?:\d{1,3}[.)]|#\d{1,3})\s{1,3}(?=\D)")
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """A line: its cells, what of it is words, what of it are amounts."""
+    """A line: its cells, its words and its amounts."""
 
     cells: tuple[str, ...]
     label: str
     amounts: tuple[Amount, ...]
     meaning: str | None
-    """Of `_LABELS`; None for any other row, and for one without amounts."""
+    """A key of `_LABELS`; None for any other row, and for a row without amounts."""
 
 
 @dataclass(slots=True)
 class Sums:
-    """What a text says of its money, and how sure it is."""
+    """Total and line items of a text, with their confidences."""
 
     total: float | None = None
     total_sure: float = 0.0
@@ -331,7 +325,7 @@ def sums_of(rows: Sequence[TableRow], decimal: str) -> Sums:
     if sums.total is None:
         return _by_the_largest(sums, rows)
     if sums.total_sure < ADDS_UP and subtotals and taxes:
-        sums.total_sure = min(sums.total_sure, 0.7)  # it says how it comes about, and does not
+        sums.total_sure = min(sums.total_sure, 0.7)  # its own sums do not lead to it
     if sums.items:
         goals = [sums.total - tax - extra for tax in (sum(taxes), 0.0) for extra in (extras, 0.0)]
         if any(_same(sold, goal) for goal in (*goals, *subtotals)):
@@ -351,13 +345,13 @@ def _same(one: float, other: float) -> bool:
 
 
 def cells_of(line: str) -> list[str]:
-    """The parts of a line that stand apart."""
-    parts = _GAPS.split(line[:LONGEST_LINE].replace("|", "\t"))
+    """The parts of a line, separated by gaps."""
+    parts = _GAPS.split(line[:MAX_LINE_LENGTH].replace("|", "\t"))
     return [part.strip() for part in parts if part.strip()]
 
 
 def row_of(line: str, decimal: str) -> TableRow:
-    """The line with its cells named."""
+    """The line as a row."""
     cells = cells_of(line)
     words, amounts = [], []
     for cell in cells:
@@ -386,7 +380,7 @@ def _meaning(label: str) -> str | None:
 
 
 def _named(rows: Sequence[TableRow]) -> dict[str, list[float]]:
-    """The amounts under each meaning, in order; of a bare label, the one below it."""
+    """The amounts of each meaning, in order; for a label without amount, the amount below it."""
     found: dict[str, list[float]] = {}
     above: TableRow | None = None
     for row in rows:
@@ -401,11 +395,11 @@ def _named(rows: Sequence[TableRow]) -> dict[str, list[float]]:
 
 
 def _total(named: dict[str, list[float]], reached: Sequence[float]) -> tuple[float | None, float]:
-    """The total by its label; of several, the one that the other numbers lead to."""
+    """The total by its label; of several, the one that the other numbers add up to."""
     by_label = [
         (value, sure)
         for name, sure in (("grand", 0.93), ("total", 0.88))
-        # What is due after a deposit is less than what the whole costs.
+        # Largest first: after a deposit, the amount due is less than the total.
         for value in sorted(set(named.get(name, [])), reverse=True)
         if value
     ]
@@ -434,7 +428,7 @@ def _by_the_largest(sums: Sums, rows: Sequence[TableRow]) -> Sums:
 
 
 def _items(rows: Sequence[TableRow], decimal: str) -> list[LineItem]:
-    """Each row of what was sold, down to the first sum."""
+    """The line items, down to the first sum."""
     items: list[LineItem] = []
     columns: list[str] = []
     for row in rows:
@@ -449,7 +443,7 @@ def _items(rows: Sequence[TableRow], decimal: str) -> list[LineItem]:
             continue
         item = _item(row, columns, decimal)
         if item is not None and columns and item.quantity is not None:
-            items.append(item)  # in a table with a head, so are `Gift card` and `Tax advice`
+            items.append(item)  # below a heading, `Gift card` and `Tax advice` are items, too
         elif row.meaning in ("subtotal", "grand", "total", "tax"):
             if any(each.is_money for each in row.amounts):
                 break
@@ -459,24 +453,24 @@ def _items(rows: Sequence[TableRow], decimal: str) -> list[LineItem]:
 
 
 def _counted(item: LineItem, quantity: float | None, unit_price: float) -> LineItem:
-    told = item.model_copy(update={"quantity": quantity, "unit_price": unit_price})
-    return told if _agrees(told) else item
+    counted = item.model_copy(update={"quantity": quantity, "unit_price": unit_price})
+    return counted if _agrees(counted) else item
 
 
 def _agrees(item: LineItem) -> bool:
-    """Whether its own numbers multiply to what it costs."""
+    """Whether quantity times unit price is the amount."""
     if not item.quantity or item.unit_price is None or item.amount is None:
         return False
     return _multiply(item.quantity, item.unit_price, item.amount)
 
 
 def _multiply(quantity: float, unit_price: float, cost: float) -> bool:
-    # A price is told in whole cents, so each piece may be half a cent off.
+    # A price has whole cents, so each piece may be half a cent off.
     return abs(quantity * unit_price - cost) < 0.006 + 0.005 * abs(quantity)
 
 
 def _columns(row: TableRow) -> list[str]:
-    """What the columns are, if this row is the head of a table."""
+    """The meanings of the columns, if this row is the heading of a table."""
     if not 2 <= len(row.cells) <= 10 or any(each.is_exact for each in row.amounts):
         return []
     found = []
@@ -497,7 +491,7 @@ def _item(row: TableRow, columns: Sequence[str], decimal: str) -> LineItem | Non
     if named is None:
         return None
     description, quantity, unit_price, cost = named
-    description = _ORDINAL.sub("", description, count=1).strip(" :-")[:LONGEST_TEXT]
+    description = _ORDINAL.sub("", description, count=1).strip(" :-")[:MAX_TEXT_LENGTH]
     if not _LETTERS.search(description):
         return None
     return LineItem(description=description, quantity=quantity, unit_price=unit_price, amount=cost)
@@ -510,7 +504,7 @@ def _by_columns(row: TableRow, columns: Sequence[str], decimal: str) -> _Named |
     cells: dict[str, str] = {}
     for name, cell in zip(columns, row.cells, strict=True):
         cells.setdefault(name, cell)
-    # Where two columns are called alike, as in `price` and `total price`, the last is the amount.
+    # Of two columns with one meaning, as `price` and `total price`, the last is the amount.
     last = dict(zip(columns, row.cells, strict=True))
     cost = amount(last.get("amount", ""), decimal)
     if cost is None or "description" not in cells:
@@ -527,7 +521,7 @@ def _by_columns(row: TableRow, columns: Sequence[str], decimal: str) -> _Named |
 
 
 def _by_order(row: TableRow, decimal: str) -> _Named | None:
-    """Words first, the amount last, and between them what multiplies to it."""
+    """Words first, the amount last, and between them quantity and unit price."""
     if not row.amounts[-1].is_exact:
         return None
     cost = row.amounts[-1].value
@@ -559,6 +553,8 @@ def _count(cell: str, decimal: str) -> float | None:
     return number(found[1], decimal) if found else None
 
 
+# --- days --------------------------------------------------------------------------------------
+
 # fmt: off
 _MONTHS = {
     name: number
@@ -579,7 +575,7 @@ _MONTHS = {
     for name in names.split()
 }
 # fmt: on
-_NAME = "[a-zà-ÿA-ZÀ-Ý]{3,10}"  # any word: a look into the table is faster than sixty names
+_NAME = "[a-zà-ÿA-ZÀ-Ý]{3,10}"  # any word: a lookup in the table is faster than sixty names
 _FORMS = {
     # 2026-03-31, 2026/03/31, 2026.03.31
     "year first": re.compile(r"(?<![\d.,/-])((?:19|20)\d\d)([-/.])(\d{1,2})\2(\d{1,2})(?!\d)"),
@@ -608,22 +604,22 @@ _NOT_ISSUED = re.compile(
     r"|valid|gültig|expir|start|begin|birth|geburt|geboren|print|druck|until|\bbis\b|between"
     r"|appointment|termin|return|check-?(?:in|out)|\bpay"
 )
-BEFORE = 48
-"""How many characters before a day are looked at for what it is the day of."""
+CONTEXT_LENGTH = 48
+"""How many characters before a day decide its meaning."""
 MAX_DAYS = 100
 AMBIGUOUS = 0.55
-"""03/04/2026 is in March or in April, and only the writer knows."""
+"""The confidence of a day such as 03/04/2026, which is in March or in April."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundDay:
     day: datetime.date
     sure: float
     start: int
 
 
 def day_of(text: str, *, is_american: bool = False) -> tuple[str | None, float]:
-    """The day of issue and how sure that is. `is_american`: the money is dollars."""
+    """The day of issue, with its confidence. `is_american`: the currency is USD."""
     month_first = _order(text)
     found = sorted(
         _all_days(text, is_american if month_first is None else month_first, month_first),
@@ -648,18 +644,18 @@ def day_of(text: str, *, is_american: bool = False) -> tuple[str | None, float]:
 
 
 def _line_before(text: str, start: int) -> str:
-    """What stands before it on its line; where that is nothing, the line above."""
-    before = text[max(0, start - BEFORE) : start]
+    """The text before it on its line; if that is empty, the line above."""
+    before = text[max(0, start - CONTEXT_LENGTH) : start]
     line = before.rpartition("\n")[2]
     if line.strip(" \t:"):
         return line
     above = before.rstrip().rpartition("\n")[2]
-    # A label above is short; a sentence that happens to end there says nothing about this day.
+    # A label is short; a long line above is a sentence and says nothing about this day.
     return above if len(above) <= 30 else ""
 
 
 def _order(text: str) -> bool | None:
-    """Whether the month comes first in this text, by a day that leaves no choice; else None."""
+    """Whether the month comes first in this text, by an unambiguous day; else None."""
     for _, sign, second, _ in _slashed(text):
         if sign != "." and int(second) > 12:
             return True
@@ -674,7 +670,7 @@ def _slashed(text: str) -> Iterator[tuple[str, str, str, str]]:
         yield match[1], match[2], match[3], match[4]
 
 
-def _all_days(text: str, month_first: bool, known_order: bool | None) -> Iterator[Found]:
+def _all_days(text: str, month_first: bool, known_order: bool | None) -> Iterator[FoundDay]:
     for form, pattern in _FORMS.items():
         for match in islice(pattern.finditer(text), MAX_DAYS):
             sure = 1.0
@@ -686,7 +682,7 @@ def _all_days(text: str, month_first: bool, known_order: bool | None) -> Iterato
                 month, day, year = _month(match[1]), match[2], match[3]
             else:
                 day, month, year = match[1], match[3], match[4]
-                if match[2] != ".":  # with points the day comes first, wherever that is written
+                if match[2] != ".":  # with points the day always comes first
                     if month_first and int(day) <= 12:
                         day, month = month, day
                     if known_order is None and int(day) <= 12 and int(day) != int(month):
@@ -694,8 +690,8 @@ def _all_days(text: str, month_first: bool, known_order: bool | None) -> Iterato
             if len(year) == 2:
                 year, sure = f"20{year}", sure * 0.92
             try:
-                yield Found(datetime.date(int(year), int(month), int(day)), sure, match.start())
-            except ValueError:  # the 31st of February, or no day at all
+                yield FoundDay(datetime.date(int(year), int(month), int(day)), sure, match.start())
+            except ValueError:  # as the 31st of February
                 continue
 
 
@@ -703,13 +699,15 @@ def _month(name: str) -> str:
     return str(_MONTHS.get(name.lower(), 0))
 
 
+# --- fields ------------------------------------------------------------------------------------
+
 NAME = "rules-1"
-"""Part of what is cached: rules that find something else get another number."""
+"""Part of the cache key: change the number if the rules find other fields."""
 
 BEGINNING, END = 40_000, 12_000
 FIRST_LINES, LAST_LINES = 500, 150
 
-# Words of each type, with how much one says; a title of its own line says most.
+# The words of each type with their weights; a title on its own line weighs most.
 _WORDS = {
     "invoice": {
         "invoice": 2, "rechnung": 2, "facture": 2, "factura": 2, "fattura": 2, "invoice no": 2,
@@ -758,7 +756,7 @@ _WORTH_OF_A_TYPE = 4
 _WORTH_OF_MONEY = 3
 _TITLE_LINES = 25
 _TITLE_CHARACTERS, _CLOSING_CHARACTERS = 6_000, 2_000
-LONGEST_TITLE = 60
+MAX_TITLE_LENGTH = 60
 
 _LEGAL = re.compile(
     r"(?<![\w.])(?:GmbH(?: & Co\.? KG)?|gGmbH|AG|KG|OHG|UG|GbR|e\.?K\.?|e\.V\.|SE|Ltd|Limited"
@@ -793,7 +791,7 @@ _FOOT_LINES = 6
 
 
 def fields_of(text: str) -> Fields:
-    """What the rules find in a text."""
+    """The fields that the rules find in a text."""
     if len(text) > BEGINNING + END:
         text = f"{text[:BEGINNING]}\n\n{text[-END:]}"
     lines = [line for line in text.split("\n") if line.strip()]
@@ -808,12 +806,12 @@ def fields_of(text: str) -> Fields:
     vendor, vendor_sure = _vendor_of(text, rows, lowered, kind)
     day, day_sure = day_of(text, is_american=currency == "USD")
     if kind in ("contract", "letter"):
-        # A price in a letter is not what the letter comes to, and a list in it is no table.
+        # A price in a letter is not its total, and a list in it is no table.
         sums.items, sums.items_sure = [], 0.0
         sums.total_sure = round(0.8 * sums.total_sure, 4)
         if sums.total_sure < 0.5:
             sums.total, sums.total_sure = None, 0.0
-    if sums.total is None:  # of which it is the currency
+    if sums.total is None:  # the currency is that of the total
         currency, currency_sure = None, 0.0
     sure = {
         "type": kind_sure,
@@ -839,15 +837,15 @@ def fields_of(text: str) -> Fields:
 
 
 def _type_of(rows: Sequence[TableRow], lowered: str, sums: Sums) -> tuple[str, float]:
-    """The type with the most words that speak for it, if those are enough."""
-    if len(lowered) > _TITLE_CHARACTERS + _CLOSING_CHARACTERS:  # in a book there is every word
+    """The type with the highest weight of words, if that is enough."""
+    if len(lowered) > _TITLE_CHARACTERS + _CLOSING_CHARACTERS:  # a book has every word
         lowered = lowered[:_TITLE_CHARACTERS] + lowered[-_CLOSING_CHARACTERS:]
     tokens = set(_TOKEN.findall(lowered))
     titles = [
         cell.lower().strip(" *=-#:.")
         for row in rows[:_TITLE_LINES]
         for cell in row.cells
-        if len(cell) <= LONGEST_TITLE
+        if len(cell) <= MAX_TITLE_LENGTH
     ]
     scores = {}
     for kind, words in _WORDS.items():
@@ -860,7 +858,7 @@ def _type_of(rows: Sequence[TableRow], lowered: str, sums: Sums) -> tuple[str, f
             scores[kind] += 1
         elif sums.total is None:
             scores[kind] -= _WORTH_OF_MONEY
-    # By name where two have as many: the same text gives the same answer.
+    # Ties are broken by name: equal text gives equal answers.
     (most, kind), (next_, _) = sorted(
         ((score, kind) for kind, score in scores.items()), key=lambda pair: (-pair[0], pair[1])
     )[:2]
@@ -885,7 +883,7 @@ def _is_title(cell: str, kind: str) -> bool:
 def _vendor_of(
     text: str, rows: Sequence[TableRow], lowered: str, kind: str
 ) -> tuple[str | None, float]:
-    """Who issued it: whom it says so, a firm in its head, or whoever stands on top."""
+    """The issuer: by a label, a firm at the top, or the first name."""
     if kind == "contract" and (found := _first_party(text)):
         return found, 0.9
     best: tuple[float, str] | None = None
@@ -896,7 +894,7 @@ def _vendor_of(
             best = (sure, name)
     if best is None:
         return None, 0.0
-    # What nobody can tell the type of need not begin with a name either.
+    # A document of unknown type need not begin with a name.
     return best[1], round(best[0] if kind != "other" else 0.6 * best[0], 4)
 
 
@@ -940,13 +938,13 @@ def _candidates(rows: Sequence[TableRow]) -> Iterator[tuple[str, float]]:
 
 
 def _as_name(cell: str) -> str | None:
-    """The cell, if it could be whom people call by it."""
+    """The cell as a name, if it can be one."""
     name = " ".join(cell.strip(" *=-#:|·•~+\t").split())
-    if not 3 <= len(name) <= min(80, LONGEST_TEXT) or len(_LETTER.findall(name)) < 3:
+    if not 3 <= len(name) <= min(80, MAX_TEXT_LENGTH) or len(_LETTER.findall(name)) < 3:
         return None
     if _NO_NAME.search(name) or any(_is_title(name.lower(), kind) for kind in _TITLES):
         return None
-    # An address line behind the name: `Muster GmbH · Hauptstraße 1 · 10115 Berlin`.
+    # An address after the name: `Muster GmbH · Hauptstraße 1 · 10115 Berlin`.
     name = _ADDRESS_FOLLOWS.split(name)[0].rstrip(" ,")
     if (found := _LEGAL.search(name)) and "," in name[found.end() :]:
         name = name[: found.end()]

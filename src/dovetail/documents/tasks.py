@@ -1,9 +1,8 @@
-"""The document pipeline on your own Celery: a document is a task, a batch is a group of them.
+"""The document pipeline on your own Celery: a document is a task, a batch is a group of tasks.
 
 Shared tasks: a worker whose app has `include=["dovetail.documents.tasks"]` has both. A batch sends
-its documents, and comes back from time to time to see whether they have ended; it holds no worker
-while it waits, so that one worker alone can do all of it. What this must not know: what is done
-with a document.
+its documents and then retries itself until they have ended. It holds no worker while it waits, so
+a single worker is enough.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ from celery.signals import task_revoked  # type: ignore[import-untyped]
 from dovetail import PermanentError, WorkflowDAG, WorkflowResult
 from dovetail.celery import DagGroup, DagRefused, DagTask, result_of
 from dovetail.documents.files import checked_id
-from dovetail.documents.metrics import hear_of_dags, run_ended
+from dovetail.documents.metrics import connect_dag_signal, run_ended
 
-OF_A_BATCH = "dovetail.documents.batch_process_task"
-OF_A_DOCUMENT = "dovetail.documents.process_document_task"
-LOOK_AGAIN_SHARE = 0.05
-"""Of the time it has taken already: so that a batch ends at most so much later than it could."""
-SHORTEST_LOOK, LONGEST_LOOK = 0.1, 5.0
-LONGEST_WAIT = 24 * 3600.0
-"""As long as Celery keeps a result, unless it is told otherwise."""
+BATCH_TASK = "dovetail.documents.batch_process_task"
+DOCUMENT_TASK = "dovetail.documents.process_document_task"
+POLL_SHARE = 0.05
+"""A batch polls after this share of the elapsed time, so it ends at most this much too late."""
+MIN_POLL_SECONDS, MAX_POLL_SECONDS = 0.1, 5.0
+MAX_WAIT_SECONDS = 24 * 3600.0
+"""As long as Celery keeps a result by default."""
 _SHAPE = 'a document is {"document_id": …, "file_path": …} or the pair of both'
 
 
-hear_of_dags()  # whichever of the two packages was imported first
+connect_dag_signal()  # works whichever package is imported first
 
 
 class DocumentTask(NamedTuple):
@@ -39,34 +38,34 @@ class DocumentTask(NamedTuple):
     file_path: str
 
 
-@shared_task(bind=True, base=DagTask, name=OF_A_DOCUMENT)  # type: ignore[untyped-decorator]
+@shared_task(bind=True, base=DagTask, name=DOCUMENT_TASK)  # type: ignore[untyped-decorator]
 def process_document_task(
     self: DagTask, document_id: str, file_path: str, out: str | None = None
 ) -> dict[str, Any]:
-    """Process one document in this task; gives `WorkflowResult.to_dict()` with its `document_id`.
+    """Process one document in this task; returns `WorkflowResult.to_dict()` with `document_id`.
 
     A document that cannot be processed is a result with the status FAILED, not a failed task.
     """
-    task_id = self.request.id  # the same when it is delivered again: what it did counts once
+    task_id = self.request.id  # equal in a repeated delivery: the document counts once
 
     def build(context: dict[str, Any]) -> WorkflowDAG:
         from dovetail.documents.dag import build_document_processing_dag
 
         return build_document_processing_dag(document_id, file_path, out=out, run_id=task_id)
 
-    told = self.run_here(build, {"doc_id": document_id})
-    return {"document_id": document_id, **told}
+    result = self.run_here(build, {"doc_id": document_id})
+    return {"document_id": document_id, **result}
 
 
 @task_revoked.connect(sender=process_document_task, weak=False)  # type: ignore[untyped-decorator]
 def _terminated(request: Any = None, terminated: bool = False, **_: object) -> None:
-    """In the worker's own process, when it has killed the one that had the document."""
+    """In the main process of the worker, after it has killed the process of the document."""
     if terminated and (document := _document_of(request)) is not None:
         run_ended(document, request.id, "CANCELLED")
 
 
 def _document_of(request: Any) -> dict[str, Any] | None:
-    """The arguments of a message, which may be anything: the task itself has not checked them."""
+    """The arguments of a message, which the task has not checked."""
     args, kwargs = request.args, request.kwargs
     if not isinstance(args, list | tuple) or not isinstance(kwargs, dict):
         return None
@@ -76,8 +75,8 @@ def _document_of(request: Any) -> dict[str, Any] | None:
 @shared_task(  # type: ignore[untyped-decorator]
     bind=True,
     base=DagTask,
-    name=OF_A_BATCH,
-    max_retries=None,  # to look again is no failure
+    name=BATCH_TASK,
+    max_retries=None,  # polling is no failure
 )
 def batch_process_task(
     self: DagTask,
@@ -86,12 +85,12 @@ def batch_process_task(
     *,
     waiting: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """Process documents, each in a task of its own, and tell what they came to.
+    """Process documents, each in its own task, and return their results.
 
-    Gives `documents` (how many), `completed`, `failed`, `cached`, `lost`, `duration`,
+    Returns `documents` (how many), `completed`, `failed`, `cached`, `lost`, `duration`,
     `docs_per_hour`, and `results` in the order of the documents, each with `document_id`,
-    `file_path`, `status`, `error`, `duration`, `confidence`. Called as a function, or where tasks
-    are eager, it processes them here, one after the other. `waiting` is the task's own.
+    `file_path`, `status`, `error`, `duration`, `confidence`. Called as a function, or if tasks
+    are eager, it processes them here, one after the other. `waiting` is internal.
     """
     batch = _read(documents)
     if self.request.called_directly or self.request.is_eager:
@@ -105,11 +104,11 @@ def batch_process_task(
     since, ended = waiting["since"], int(waiting["ended"])
     ended += _ended_first(task_ids[ended:])
     waited = time.time() - since
-    if ended < len(batch) and waited < LONGEST_WAIT:
+    if ended < len(batch) and waited < MAX_WAIT_SECONDS:
         raise self.retry(
             args=(documents,),
             kwargs={"out": out, "waiting": {"since": since, "ended": ended}},
-            countdown=min(max(SHORTEST_LOOK, LOOK_AGAIN_SHARE * waited), LONGEST_LOOK),
+            countdown=min(max(MIN_POLL_SECONDS, POLL_SHARE * waited), MAX_POLL_SECONDS),
         )
     results = DagGroup(self.request.id, task_ids).collect().results
     _settle_failures(batch, task_ids, out, results)
@@ -122,7 +121,7 @@ def _settle_failures(
     out: str | None,
     results: Sequence[WorkflowResult | None],
 ) -> None:
-    """A document whose task was killed could not settle itself; one that did is not changed."""
+    """Settle documents whose tasks were killed; a settled document does not change."""
     for document, task_id, result in zip(batch, task_ids, results, strict=True):
         if result is not None and result.status != "COMPLETED":
             run_ended({"document_id": document.document_id, "out": out}, task_id, result.status)
@@ -157,14 +156,14 @@ def _read(documents: Any) -> list[DocumentTask]:
 def _send(
     batch_task: DagTask, batch: list[DocumentTask], task_ids: list[str], out: str | None
 ) -> None:
-    """As one group, under ids that a batch which is delivered again would use again."""
+    """Send one group. The task ids are the same in a repeated delivery of the batch."""
     if isinstance(process_document_task.backend, DisabledBackend):
         raise DagRefused(
             "a batch reads the results of its documents, and this app keeps none: give it a "
             "result_backend, or set DOVETAIL_REDIS_URL"
         )
     where = {}
-    if not batch_task.app.conf.task_routes:  # else it was said where which task goes
+    if not batch_task.app.conf.task_routes:  # else the routes decide
         where = {"queue": batch_task.request.delivery_info["routing_key"]}
     signatures = [
         process_document_task.s(*one, out).set(task_id=task_id, **where)
@@ -175,7 +174,7 @@ def _send(
 
 
 def _ended_first(task_ids: list[str]) -> int:
-    """How many at the beginning of these have ended; the first that has not is enough to know."""
+    """How many tasks at the beginning of the list have ended."""
     for many, task_id in enumerate(task_ids):
         if process_document_task.AsyncResult(task_id).state not in states.READY_STATES:
             return many
@@ -185,9 +184,9 @@ def _ended_first(task_ids: list[str]) -> int:
 def _aggregate(
     batch: list[DocumentTask], results: Sequence[WorkflowResult | None], duration: float
 ) -> dict[str, Any]:
-    told = [_told(*one) for one in zip(batch, results, strict=True)]
+    documents = [_document_result(*one) for one in zip(batch, results, strict=True)]
     counts = dict.fromkeys(("completed", "failed", "cached", "lost"), 0)
-    for one in told:
+    for one in documents:
         counts[one["status"]] += 1
     good = counts["completed"] + counts["cached"]
     return {
@@ -195,12 +194,12 @@ def _aggregate(
         **counts,
         "duration": duration,
         "docs_per_hour": 3600 * good / duration if good and duration > 0 else 0.0,
-        "results": told,
+        "results": documents,
     }
 
 
-def _told(document: DocumentTask, result: WorkflowResult | None) -> dict[str, Any]:
-    """`lost`: it has not ended in all that time, and whether it ever will nobody can say."""
+def _document_result(document: DocumentTask, result: WorkflowResult | None) -> dict[str, Any]:
+    """`lost`: it has not ended within `MAX_WAIT_SECONDS`."""
     measured = {} if result is None else result.outputs.get("record_metrics") or {}
     if result is None:
         status = "lost"

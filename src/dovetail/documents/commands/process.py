@@ -85,10 +85,10 @@ from dovetail.documents.files import (
     SourceDocument,
     allow,
     default_out,
-    find,
-    look,
+    find_documents,
     name_problem,
     read_file,
+    source_document,
 )
 from dovetail.documents.metrics import FAILED as FAILED_STATUS
 from dovetail.documents.metrics import Measurement, run_ended, settle
@@ -397,7 +397,7 @@ class DocumentRuns:
             queue.put_nowait(None)
 
     def _look(self, path: str) -> SourceDocument:
-        return look(path, self.work.out, self._reviews, self.work.extractor)
+        return source_document(path, self.work.out, self._reviews, self.work.extractor)
 
     def _calls_the_model(self, document: SourceDocument) -> bool:
         calls = not document.is_known and document.sha256 not in self._seen
@@ -786,7 +786,7 @@ def process_documents(
         settings = settings.model_copy(update={"concurrency": concurrency})
     folder = folder_of(out)
     # Whether images can be read is known here only of this machine.
-    found = find(paths, folder, images=shared or shutil.which(OCR) is not None)
+    found = find_documents(paths, folder, images=shared or shutil.which(OCR) is not None)
     allow(*found.named)
     if not shared:
         _check_libraries()
@@ -867,7 +867,7 @@ def show_statistics(out: str | None, target: float, *, as_json: bool) -> None:
         except DovetailError as error:
             streams.complain(f"how these runs ended cannot be asked: {plain(str(error))}")
         rows = reviews.measurements()
-    measured = metrics.of(rows, target=target)
+    measured = metrics.statistics_of(rows, target=target)
     if as_json:
         print_json({"out": str(folder), **measured.as_data()})
         return
