@@ -154,8 +154,7 @@ def _await_workers(redis: Any, count: int) -> None:
 def _items(files: Sequence[Path], out: Path, extractor: str) -> list[dict[str, str]]:
     """What each run is given, as `dovetail documents process` gives it."""
     from dovetail.documents.extraction import content_hash
-    from dovetail.documents.files import allow
-    from dovetail.documents.folder import document_id
+    from dovetail.documents.files import allow, document_id
 
     allow(out, *{path.parent for path in files})
     return [

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.documents import extraction, folder, reading
+from dovetail.documents import extraction, reading
+from dovetail.documents import files as folder
 from dovetail.documents.fields import TYPES, Fields
 
 from .pages import ROOT, blocks, call, commands, comparable, environment, services
@@ -90,9 +91,9 @@ def test_the_page_has_every_setting() -> None:
     read = {name for text in sources for name in re.findall(r'"(DOVETAIL_DOCUMENTS_\w+)"', text)}
     assert names(rows("variable")) == read
     assert f"`{reading.MAX_BYTES}`" in TEXT
-    assert f"`{extraction.PATIENCE:g}`" in TEXT
+    assert f"`{extraction.MODEL_SECONDS:g}`" in TEXT
 
 
 def test_the_limits_of_the_page_are_the_real_ones() -> None:
     assert f"{reading.MAX_BYTES // 1_000_000} MB (`{reading.MAX_BYTES_SETTING}`)" in TEXT
-    assert f"{reading.LONGEST_TEXT:,} characters" in TEXT
+    assert f"{reading.MAX_TEXT_LENGTH:,} characters" in TEXT

@@ -213,7 +213,7 @@ def test_an_unusable_file_is_reported_in_one_line_by_every_command(
     assert told["file"]["fix"]
 
 
-def test_a_folder_that_cannot_be_made_is_told(shell: Shell) -> None:
+def test_a_folder_that_cannot_be_created_is_an_error(shell: Shell) -> None:
     shell.write("flow.yaml", FLOW)
     shell.write(".dovetail", "a file where the folder should be")
     done = shell("run", "flow.yaml")

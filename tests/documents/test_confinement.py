@@ -114,7 +114,7 @@ HANDLERS = (
 )
 
 
-def test_all_handlers_of_documents_are_attacked() -> None:
+def test_every_documents_handler_is_attacked() -> None:
     known = {name for name, one in vars(handlers).items() if hasattr(one, "__dovetail_handlers__")}
     assert known <= set(HANDLERS)
     assert all(callable(getattr(handlers, name)) for name in HANDLERS)
@@ -139,9 +139,7 @@ def test_all_handlers_of_documents_are_attacked() -> None:
         "",
     ],
 )
-def test_a_review_is_not_led_to_a_file_that_it_would_delete_later(
-    ground: Ground, victim: str
-) -> None:
+def test_a_review_cannot_be_pointed_to_a_file_to_delete(ground: Ground, victim: str) -> None:
     out = str(ground.root / "out")
     path = victim.format(out=out, root=ground.root, victim=ground.victim)
     good = f"{out}/parquet/day=2026-03-04/type=invoice/doc.parquet"
@@ -157,7 +155,7 @@ def test_a_review_is_not_led_to_a_file_that_it_would_delete_later(
     assert "DOVETAIL_DOCUMENTS_ROOTS" in str(told.value)
 
 
-def test_a_row_of_a_review_that_says_anything_deletes_nothing_else(ground: Ground) -> None:
+def test_a_manipulated_row_of_a_review_deletes_no_other_file(ground: Ground) -> None:
     out = ground.root / "out"
     config = saved_at(
         f"{out}/parquet/day=2026-03-04/type=invoice/doc.parquet", f"{out}/json/doc.json"
@@ -180,7 +178,7 @@ def test_a_row_of_a_review_that_says_anything_deletes_nothing_else(ground: Groun
 @pytest.mark.parametrize(
     "kind", ["x/../../../../victim", "..", "/victim", "a/b", "\0", "", "x" * 300, "Ä", "a b", None]
 )
-def test_a_type_becomes_the_name_of_one_folder(ground: Ground, kind: Any) -> None:
+def test_a_document_type_becomes_the_name_of_one_folder(ground: Ground, kind: Any) -> None:
     before = ground.outside()
     saved = None
     with suppress(Exception):  # Parquet has no column for every one of them
@@ -195,7 +193,7 @@ def test_a_type_becomes_the_name_of_one_folder(ground: Ground, kind: Any) -> Non
 
 
 @given(st.one_of(st.text(), st.none(), st.integers(), st.text("./\\\0ab-=", max_size=12)))
-def test_whatever_a_name_is_made_of_it_is_a_name_of_its_own(value: Any) -> None:
+def test_every_value_gives_a_valid_and_unambiguous_file_name(value: Any) -> None:
     name = file_name(value)
     assert is_file_name(name)
     assert name == str(value) or name != file_name(name + "x")
@@ -237,7 +235,7 @@ def paths(draw: st.DrawFn) -> str:
     document_id=st.one_of(st.just("doc"), PARTS),
     sha256=st.one_of(st.just(""), PARTS, paths()),
 )
-def test_no_path_whatever_leads_a_handler_out_of_the_roots(
+def test_no_path_leads_a_handler_out_of_the_roots(
     ground: Ground, name: str, file_path: str, out: str, parquet: str, json: str, **more: Any
 ) -> None:
     def filled(text: Any) -> Any:
@@ -274,7 +272,7 @@ def test_no_path_whatever_leads_a_handler_out_of_the_roots(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(path=paths())
-def test_no_path_whatever_leads_a_file_out_of_the_roots(ground: Ground, path: str) -> None:
+def test_no_path_leads_a_file_out_of_the_roots(ground: Ground, path: str) -> None:
     place = Path(path.replace("{root}", str(ground.root)).replace("{victim}", str(ground.victim)))
     before = ground.outside()
     for act in (
@@ -303,7 +301,7 @@ def swap(ground: Ground, place: Path) -> None:
 
 @pytest.mark.parametrize("part", ["out", "out/json", "out/parquet", "out/.cache", "in"])
 @pytest.mark.parametrize("name", HANDLERS)
-def test_a_link_that_is_put_there_after_the_look_leads_nowhere(
+def test_a_link_created_after_the_check_leads_nowhere(
     ground: Ground, monkeypatch: pytest.MonkeyPatch, part: str, name: str
 ) -> None:
     (ground.victim / "a.txt").write_text(CANARY)
@@ -332,7 +330,7 @@ def test_a_link_that_is_put_there_after_the_look_leads_nowhere(
     assert "Canary" not in told
 
 
-def test_a_document_that_becomes_a_link_is_refused_by_its_name(
+def test_a_document_replaced_by_a_link_is_refused_by_name(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     document = ground.root / "in" / "a.txt"
@@ -361,7 +359,7 @@ def test_a_document_that_becomes_a_link_is_refused_by_its_name(
     assert str(ground.root) in str(told.value)
 
 
-def test_a_database_that_is_swapped_while_sqlite_opens_it_is_not_used(
+def test_a_database_that_is_swapped_while_sqlite_opens_it_is_refused(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = sqlite3.connect
@@ -389,7 +387,7 @@ def test_a_database_that_is_a_link_is_refused(ground: Ground, name: str) -> None
     assert ground.outside() == before
 
 
-def test_a_root_that_becomes_a_link_is_no_longer_the_root(ground: Ground) -> None:
+def test_a_root_replaced_by_a_link_is_no_longer_the_root(ground: Ground) -> None:
     inner = ground.root / "in"
     confined(inner / "a.txt")
     swap(ground, inner)
@@ -404,7 +402,7 @@ def test_links_within_the_roots_are_followed(ground: Ground) -> None:
     assert found["vendor"] == "Inside Ltd"
 
 
-def test_links_in_the_place_of_a_result_are_replaced(ground: Ground) -> None:
+def test_links_in_place_of_a_result_are_replaced(ground: Ground) -> None:
     (ground.root / "out" / "json").mkdir(parents=True)
     (ground.root / "out" / "json" / "doc.json").symlink_to(ground.victim / "precious.db")
     before = ground.outside()
@@ -416,7 +414,7 @@ def test_links_in_the_place_of_a_result_are_replaced(ground: Ground) -> None:
 # --- the roots ---------------------------------------------------------------------------------
 
 
-def test_without_a_setting_the_root_is_the_working_folder_and_what_was_named(
+def test_without_a_setting_the_roots_are_the_working_folder_and_the_named_paths(
     ground: Ground, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("DOVETAIL_DOCUMENTS_ROOTS")
@@ -438,7 +436,7 @@ def test_without_a_setting_the_root_is_the_working_folder_and_what_was_named(
     assert confined(ground.victim / "results" / "json")
 
 
-def test_the_setting_wins_over_what_was_named(
+def test_the_roots_setting_overrides_the_named_paths(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(confinement, "_named", frozenset())
@@ -447,7 +445,7 @@ def test_the_setting_wins_over_what_was_named(
         confined(f"{ground.root}/../victim/precious.db")
 
 
-def test_a_document_outside_of_the_roots_fails_its_node_for_good(ground: Ground) -> None:
+def test_a_document_outside_the_roots_fails_its_node_permanently(ground: Ground) -> None:
     path = str(ground.victim / "precious.db")
     with pytest.raises(PermanentError) as told:
         perform("extract", {}, ground.params(file_path=path))
@@ -456,7 +454,7 @@ def test_a_document_outside_of_the_roots_fails_its_node_for_good(ground: Ground)
         assert part in str(told.value)
 
 
-def test_reviews_outside_of_the_roots_are_refused_and_not_just_none(ground: Ground) -> None:
+def test_reviews_outside_the_roots_are_refused_instead_of_empty(ground: Ground) -> None:
     with pytest.raises(PermanentError, match="DOVETAIL_DOCUMENTS_ROOTS"):
         open_reviews(ground.victim).list()
 
@@ -471,7 +469,7 @@ def umask(request: pytest.FixtureRequest) -> Iterator[int]:
     os.umask(before)
 
 
-def test_all_that_is_written_is_for_its_owner_alone_whatever_the_umask(
+def test_every_written_file_is_private_to_its_owner_for_any_umask(
     ground: Ground, umask: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared = ground.root / "shared"

@@ -37,7 +37,7 @@ def tag_of(dag: WorkflowDAG) -> str | None:
     return dag._steps[0].resource_tag
 
 
-def test_the_layers_are_those_of_the_design(letter: Path) -> None:
+def test_the_layers_of_the_dag_are_those_of_the_design(letter: Path) -> None:
     dag = build_document_processing_dag("a", letter)
     dag.validate()
     assert dag.get_execution_layers() == [["extract"], SAVING, ["create_review"]]
@@ -88,27 +88,29 @@ def saved(out: Path) -> dict[str, str]:
     }
 
 
-async def test_without_an_out_it_goes_to_the_default_folder(letter: Path, tmp_path: Path) -> None:
+async def test_without_out_the_dag_writes_to_the_default_folder(
+    letter: Path, tmp_path: Path
+) -> None:
     result = await WorkflowExecutor().execute(build_document_processing_dag("a", "letter.txt"))
     assert result.status == "COMPLETED"
     assert result.outputs["extract"]["file_path"] == str(letter)
     assert result.outputs["save_json"]["path"] == str(tmp_path / "documents" / "json" / "a.json")
 
 
-def test_it_runs_in_a_script_without_an_event_loop(letter: Path) -> None:
+def test_the_dag_runs_in_a_script_without_an_event_loop(letter: Path) -> None:
     assert (
         WorkflowExecutor().execute_sync(build_document_processing_dag("a", letter)).completed == 5
     )
 
 
-def test_an_id_that_is_no_name_for_a_file_is_refused_at_once(letter: Path) -> None:
+def test_an_id_that_is_not_a_file_name_is_refused_immediately(letter: Path) -> None:
     with pytest.raises(
         PermanentError, match=r"document_id '\.\./x': it becomes the name of a file"
     ):
         build_document_processing_dag("../x", letter)
 
 
-async def test_a_document_that_is_not_there_fails_and_nothing_follows_from_it(
+async def test_a_missing_document_fails_and_its_later_steps_do_not_run(
     tmp_path: Path,
 ) -> None:
     dag = build_document_processing_dag("a", tmp_path / "gone.pdf", out=tmp_path / "out")
@@ -120,7 +122,7 @@ async def test_a_document_that_is_not_there_fails_and_nothing_follows_from_it(
     assert (measured.document_id, measured.status) == ("a", "failed")
 
 
-async def test_each_try_of_a_step_is_known_by_its_number(
+async def test_each_attempt_of_a_step_has_its_number(
     letter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = []
@@ -137,7 +139,7 @@ async def test_each_try_of_a_step_is_known_by_its_number(
     assert len(open_reviews("documents").measurements()) == 1
 
 
-async def test_the_same_work_started_again_is_counted_once(letter: Path) -> None:
+async def test_the_same_document_started_again_is_counted_once(letter: Path) -> None:
     for _ in range(2):
         dag = build_document_processing_dag("a", letter, run_id="task-1")
         await WorkflowExecutor().execute(dag)
@@ -148,7 +150,7 @@ async def test_the_same_work_started_again_is_counted_once(letter: Path) -> None
     assert len(open_reviews("documents").list()) == 1
 
 
-def test_only_what_will_ask_a_model_waits_for_the_rate_limit(
+def test_only_documents_that_will_call_a_model_wait_for_the_rate_limit(
     letter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert tag_of(build_document_processing_dag("a", letter)) is None  # by rules

@@ -19,7 +19,7 @@ import yaml
 
 from dovetail import Dovetail, InvalidParams, RetryableError, Run, WorkflowDAG
 from dovetail.cli import main
-from dovetail.documents import PIPELINE, ROUTED, extraction, statistics
+from dovetail.documents import PIPELINE, ROUTED, extraction, metrics
 from dovetail.documents.handlers import line_items
 from dovetail.documents.reviews import close_reviews, open_reviews
 
@@ -106,7 +106,7 @@ def layers(definition: Path) -> list[list[str]]:
     return dag.get_execution_layers()
 
 
-def test_the_layers_are_those_of_the_pipeline() -> None:
+def test_the_layers_of_the_definition_are_those_of_the_pipeline() -> None:
     saving = ["save_parquet", "save_json", "record_metrics"]
     assert layers(PIPELINE) == [["extract"], saving, ["create_review"]]
     assert layers(ROUTED) == [
@@ -117,7 +117,7 @@ def test_the_layers_are_those_of_the_pipeline() -> None:
     ]
 
 
-def test_both_are_valid_without_a_warning(
+def test_both_definitions_are_valid_without_a_warning(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     command = ["validate", "--handlers", "dovetail.documents", "--json", str(PIPELINE), str(ROUTED)]
@@ -129,7 +129,7 @@ def test_both_are_valid_without_a_warning(
     assert [(one["valid"], one["warnings"]) for one in told] == [(True, []), (True, [])]
 
 
-def test_they_differ_in_nothing_but_the_two_conditions() -> None:
+def test_the_definitions_differ_only_in_the_two_conditions() -> None:
     plain, routed = (yaml.safe_load(path.read_text()) for path in (PIPELINE, ROUTED))
     more = [node for node in routed["nodes"] if node not in plain["nodes"]]
     assert {node["id"]: node["condition"] for node in more} == {
@@ -152,7 +152,7 @@ def test_they_differ_in_nothing_but_the_two_conditions() -> None:
         {"otu": "/tmp"},
     ],
 )
-async def test_params_that_cannot_work_are_refused_at_the_door(
+async def test_invalid_params_of_a_document_are_refused_at_the_trigger(
     dt: Dovetail, tmp_path: Path, wrong: dict[str, str]
 ) -> None:
     with pytest.raises(InvalidParams):
@@ -162,7 +162,7 @@ async def test_params_that_cannot_work_are_refused_at_the_door(
 # --- the samples, whole ------------------------------------------------------------------------
 
 
-async def test_the_samples_twice_the_second_time_nothing_is_extracted_and_no_byte_changes(
+async def test_processing_the_samples_again_extracts_nothing_and_changes_no_byte(
     dt: Dovetail, out: Path
 ) -> None:
     first = await process(dt, SAMPLES, out)
@@ -179,7 +179,7 @@ async def test_the_samples_twice_the_second_time_nothing_is_extracted_and_no_byt
     assert sorted(measured.values()) == ["cached"] * len(SAMPLES) + ["success"] * len(SAMPLES)
 
 
-async def test_what_is_saved_is_what_was_found(dt: Dovetail, out: Path) -> None:
+async def test_the_saved_fields_are_the_extracted_fields(dt: Dovetail, out: Path) -> None:
     runs = await process(dt, SAMPLES, out)
     rows = pyarrow.dataset.dataset(out / "parquet", partitioning="hive").to_table().to_pylist()
     by_id = {row["document_id"]: row for row in rows}
@@ -201,7 +201,7 @@ async def test_what_is_saved_is_what_was_found(dt: Dovetail, out: Path) -> None:
         assert Path(review.parquet_path).is_file()
 
 
-async def test_a_process_that_has_forgotten_everything_writes_the_same_bytes(
+async def test_a_process_without_any_cache_writes_the_same_bytes(
     dt: Dovetail, tmp_path: Path, out: Path
 ) -> None:
     await process(dt, SAMPLES, out)
@@ -220,7 +220,7 @@ async def test_a_process_that_has_forgotten_everything_writes_the_same_bytes(
 # --- content, not paths ------------------------------------------------------------------------
 
 
-async def test_a_duplicate_is_not_extracted_and_has_files_and_a_review_of_its_own(
+async def test_a_duplicate_is_not_extracted_but_has_its_own_files_and_review(
     dt: Dovetail, tmp_path: Path, out: Path
 ) -> None:
     path = invoice(tmp_path)
@@ -253,7 +253,7 @@ async def test_the_same_path_with_other_content_is_extracted_again(
 
 
 @pytest.mark.parametrize("unknown", ["sha256", "extractor"])
-async def test_where_content_or_extractor_are_not_known_no_other_run_is_taken_for_it(
+async def test_without_a_known_content_and_extractor_no_other_run_is_reused(
     dt: Dovetail, tmp_path: Path, out: Path, unknown: str
 ) -> None:
     path = invoice(tmp_path)
@@ -265,7 +265,7 @@ async def test_where_content_or_extractor_are_not_known_no_other_run_is_taken_fo
     assert run.outputs["extract"]["date"] == "2026-05-06"
 
 
-async def test_a_file_that_changed_since_it_was_submitted_fails_and_is_kept_in_no_cache(
+async def test_a_file_that_changed_after_its_submission_fails_and_is_not_cached(
     dt: Dovetail, tmp_path: Path, out: Path
 ) -> None:
     path = invoice(tmp_path)
@@ -280,7 +280,7 @@ async def test_a_file_that_changed_since_it_was_submitted_fails_and_is_kept_in_n
     assert run.outputs["extract"]["date"] == "2026-03-04"
 
 
-async def test_a_worker_with_another_extractor_than_was_asked_for_says_so(
+async def test_a_worker_with_another_extractor_than_requested_reports_it(
     dt: Dovetail, tmp_path: Path, out: Path
 ) -> None:
     run = await dt.run(PIPELINE, params(invoice(tmp_path), out, extractor="model:large"))
@@ -291,7 +291,7 @@ async def test_a_worker_with_another_extractor_than_was_asked_for_says_so(
     )
 
 
-async def test_a_document_without_an_out_goes_to_the_folder_of_the_environment(
+async def test_a_document_without_out_goes_to_the_folder_of_the_environment(
     dt: Dovetail, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOVETAIL_DOCUMENTS_OUT", str(tmp_path / "elsewhere"))
@@ -327,7 +327,7 @@ async def test_a_bad_document_fails_alone_and_is_counted_as_failed_once(
     assert [one.document_id for one in open_reviews(out).list()] == ["invoice.txt"]
 
 
-async def test_one_that_is_tried_again_is_counted_as_failed_after_the_last_try_only(
+async def test_a_retried_document_counts_as_failed_only_after_its_last_attempt(
     dt: Dovetail, tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries = []
@@ -348,7 +348,7 @@ async def test_one_that_is_tried_again_is_counted_as_failed_after_the_last_try_o
     assert measured.seconds > 0
 
 
-async def test_what_went_wrong_is_told_even_where_it_cannot_be_counted(
+async def test_the_error_of_a_document_is_reported_even_if_it_cannot_be_counted(
     dt: Dovetail, tmp_path: Path, out: Path
 ) -> None:
     empty = tmp_path / "empty.txt"
@@ -358,7 +358,7 @@ async def test_what_went_wrong_is_told_even_where_it_cannot_be_counted(
     assert run.nodes["extract"].error["type"] == "empty_file"
 
 
-async def test_no_definition_can_keep_a_content_under_the_name_of_another(
+async def test_no_definition_can_store_content_under_the_hash_of_another(
     dt: Dovetail, tmp_path: Path, out: Path
 ) -> None:
     path = invoice(tmp_path)
@@ -368,7 +368,7 @@ async def test_no_definition_can_keep_a_content_under_the_name_of_another(
     assert run.nodes["extract"].error["type"] == "changed"
 
 
-async def test_a_run_that_is_retried_after_the_document_was_mended_counts_by_its_last_end(
+async def test_a_run_that_is_retried_after_the_document_was_fixed_counts_by_its_last_end(
     dt: Dovetail, tmp_path: Path, out: Path
 ) -> None:
     path = tmp_path / "late.txt"
@@ -383,7 +383,7 @@ async def test_a_run_that_is_retried_after_the_document_was_mended_counts_by_its
     assert await statuses_by_runs(db, out) == {row: "success"}
 
 
-async def test_a_document_whose_result_cannot_be_saved_is_failed_until_a_retry_saves_it(
+async def test_a_document_that_cannot_be_saved_is_failed_until_a_retry_saves_it(
     dt: Dovetail, tmp_path: Path, out: Path
 ) -> None:
     out.mkdir()
@@ -401,7 +401,7 @@ async def test_a_document_whose_result_cannot_be_saved_is_failed_until_a_retry_s
     assert await statuses_by_runs(db, out) == {row: "success"}
 
 
-async def test_a_definition_of_ones_own_counts_by_its_run_with_whatever_fails_in_it(
+async def test_a_custom_definition_counts_by_the_end_of_its_run(
     dt: Dovetail, tmp_path: Path, out: Path
 ) -> None:
     mine = {
@@ -419,7 +419,7 @@ async def test_a_definition_of_ones_own_counts_by_its_run_with_whatever_fails_in
     }
 
 
-async def test_a_document_that_is_cancelled_is_no_success_and_one_that_goes_on_is_neither(
+async def test_a_cancelled_document_is_no_success_and_a_running_one_is_not_counted(
     dt: Dovetail, tmp_path: Path, out: Path
 ) -> None:
     mine = {
@@ -436,7 +436,7 @@ async def test_a_document_that_is_cancelled_is_no_success_and_one_that_goes_on_i
             break
     row, db = ("invoice.txt", run_id), tmp_path / "runs.db"
     assert await statuses_by_runs(db, out) == {row: "started"}
-    assert statistics.of(open_reviews(out).measurements()).unfinished == 1
+    assert metrics.statistics_of(open_reviews(out).measurements()).unfinished == 1
     await dt.cancel(run_id)
     await dt.wait(run_id, timeout=30)
     assert await statuses_by_runs(db, out) == {row: "failed"}
@@ -445,7 +445,9 @@ async def test_a_document_that_is_cancelled_is_no_success_and_one_that_goes_on_i
 # --- the two conditions ------------------------------------------------------------------------
 
 
-async def test_the_routed_definition_skips_what_does_not_apply(dt: Dovetail, out: Path) -> None:
+async def test_the_routed_definition_skips_the_steps_that_do_not_apply(
+    dt: Dovetail, out: Path
+) -> None:
     made = await dt.batch(ROUTED, [params(path, out) for path in SAMPLES])
     batch = await dt.wait_batch(made.batch_id, timeout=60)
     seen = set()
@@ -475,7 +477,7 @@ def test_line_items_are_added_up_and_compared_with_the_total(tmp_path: Path) -> 
 # --- PostgreSQL --------------------------------------------------------------------------------
 
 
-async def test_with_a_database_the_reviews_are_there_and_the_files_are_the_same(
+async def test_with_a_database_the_reviews_are_in_it_and_the_files_are_the_same(
     dt: Dovetail, out: Path, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await process(dt, SAMPLES, out)

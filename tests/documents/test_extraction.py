@@ -85,7 +85,7 @@ class TestWithoutAnEndpoint:
         assert found["confidence"] > 0.8
         assert abs(found["started_at"] - time.time()) < 60
 
-    async def test_what_was_found_is_kept_with_who_found_it(self, document, out):
+    async def test_an_extraction_is_stored_with_its_extractor(self, document, out):
         first = await run(document, out, "r1")
         copy = document.with_name("copy.txt")
         copy.write_bytes(document.read_bytes())
@@ -102,7 +102,9 @@ class TestWithoutAnEndpoint:
         assert len(kept(out)) == 2
 
     @pytest.mark.parametrize("damage", [b"", b"\0" * 400, b'{"total": 1}', b"[1]"])
-    async def test_what_a_power_cut_left_of_it_is_extracted_again(self, damage, document, out):
+    async def test_an_extraction_damaged_by_a_power_cut_is_extracted_again(
+        self, damage, document, out
+    ):
         first = await run(document, out)
         (place,) = (out / ".cache").rglob("*.json")
         place.write_bytes(damage)
@@ -111,7 +113,7 @@ class TestWithoutAnEndpoint:
         assert second["total"] == 6.0
         assert cached(first["sha256"], out) == second
 
-    async def test_the_same_bytes_are_found_under_their_own_hash_alone(self, document, out):
+    async def test_the_same_bytes_are_found_only_under_their_own_hash(self, document, out):
         first = await run(document, out)
         (place,) = (out / ".cache").rglob("*.json")
         other = "ab" + first["sha256"][2:]
@@ -119,20 +121,20 @@ class TestWithoutAnEndpoint:
         place.rename(place.parent.with_name("ab") / place.name.replace(first["sha256"], other))
         assert cached(other, out) is None
 
-    async def test_many_at_once_all_get_it(self, document, out):
+    async def test_many_concurrent_callers_all_get_the_extraction(self, document, out):
         found = await asyncio.gather(*(run(document, out, f"r{i}") for i in range(30)))
         assert {each["total"] for each in found} == {6.0}
         assert kept(out) == [f"{found[0]['sha256']}-rules-1.json"]
 
 
-class TestWhatCannotBeExtracted:
+class TestADocumentThatCannotBeExtracted:
     async def failed(self, path: Path, out: Path, **more: Any) -> PermanentError:
         with pytest.raises(PermanentError) as failed:
             await run(path, out, **more)
         assert not (out / ".cache").exists() or kept(out) == []
         return failed.value
 
-    async def test_has_changed_since_it_was_submitted(self, document, out):
+    async def test_has_changed_after_its_submission(self, document, out):
         submitted = content_hash(document)
         document.write_text("something else")
         error = await self.failed(document, out, sha256=submitted)
@@ -150,7 +152,7 @@ class TestWhatCannotBeExtracted:
             (b"\x7fELF\0\0\0", "corrupt"),
         ],
     )
-    async def test_is_of_a_clear_type_and_costs_no_call(
+    async def test_has_a_clear_error_type_and_costs_no_call(
         self, content, type_, uses_model, tmp_path, out, llm, monkeypatch
     ):
         if uses_model:
@@ -163,12 +165,12 @@ class TestWhatCannotBeExtracted:
         assert "bad.pdf" in str(error)
         assert llm.calls() == []
 
-    async def test_is_too_large_or_gone(self, tmp_path, out):
+    async def test_is_too_large_or_missing(self, tmp_path, out):
         large = sparse(tmp_path / "large.pdf", 200_000_000)
         assert (await self.failed(large, out)).type == "too_large"
         assert (await self.failed(tmp_path / "gone.pdf", out)).type == "not_found"
 
-    async def test_finds_no_room_on_the_disk_and_is_tried_again(self, document, out, monkeypatch):
+    async def test_finds_no_disk_space_and_is_retried(self, document, out, monkeypatch):
         def full(*args: Any) -> int:
             raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -180,7 +182,7 @@ class TestWhatCannotBeExtracted:
         assert kept(out) == []
         assert (await run(document, out))["total"] == 6.0
 
-    async def test_may_not_write_where_it_is_told_to(self, document, out):
+    async def test_may_not_write_to_its_out_folder(self, document, out):
         out.write_text("a file, no folder")
         with pytest.raises(PermanentError) as failed:
             await run(document, out)
@@ -188,7 +190,7 @@ class TestWhatCannotBeExtracted:
 
 
 class TestWithAnEndpoint:
-    def test_who_extracts_is_part_of_what_is_kept(self, monkeypatch, tmp_path):
+    def test_the_stored_extraction_is_keyed_by_its_extractor(self, monkeypatch, tmp_path):
         assert extractor_name() == "rules-1"
         monkeypatch.setenv("DOVETAIL_LLM_BASE_URL", "http://127.0.0.1:1/v1")
         with pytest.raises(PermanentError, match="set DOVETAIL_LLM_MODEL too") as failed:
@@ -199,7 +201,7 @@ class TestWithAnEndpoint:
         names = {extraction._Entry(tmp_path, "ab" * 32, f"model:tiny{s}one")._path for s in "/:_"}
         assert len(names) == 3
 
-    async def test_the_model_is_asked_once_for_each_content(self, document, out, endpoint):
+    async def test_the_model_is_called_once_for_each_content(self, document, out, endpoint):
         first = await run(document, out, "r1")
         assert (first["extractor"], first["total"]) == ("model:stub", 6.0)
         assert await run(document, out, "r2") == first
@@ -210,14 +212,14 @@ class TestWithAnEndpoint:
             "r3:extract:1:1",
         ]
 
-    async def test_twenty_duplicates_at_once_make_one_call(self, document, out, endpoint):
+    async def test_twenty_concurrent_duplicates_make_one_call(self, document, out, endpoint):
         endpoint.behave(delay=0.3)
         found = await asyncio.gather(*(run(document, out, f"r{i}") for i in range(20)))
         assert len(endpoint.calls()) == 1
         assert len({each["run_id"] for each in found}) == 1
         assert kept(out) == [path.name for path in (out / ".cache").rglob("*.json")]
 
-    async def test_more_contents_are_asked_for_at_once_than_there_are_threads(
+    async def test_more_contents_are_in_flight_than_there_are_threads(
         self, tmp_path, out, endpoint
     ):
         endpoint.behave(faults=[Fault("hangs")])
@@ -234,13 +236,15 @@ class TestWithAnEndpoint:
         await asyncio.gather(*asked, return_exceptions=True)
         assert kept(out) == []
 
-    async def test_processes_together_make_one_call(self, document, out, endpoint):
+    async def test_concurrent_processes_make_one_call(self, document, out, endpoint):
         endpoint.behave(delay=0.5)
         found = await asyncio.gather(*(_elsewhere(document, out, f"r{i}") for i in range(3)))
         assert len(endpoint.calls()) == 1
         assert len({each["run_id"] for each in found}) == 1
 
-    async def test_who_dies_over_it_leaves_it_to_the_next(self, document, out, endpoint):
+    async def test_a_process_that_dies_during_the_call_leaves_the_content_to_the_next(
+        self, document, out, endpoint
+    ):
         endpoint.behave(faults=[Fault("hangs", times=1)])
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", _SCRIPT, str(document), str(out), "r1",
@@ -258,7 +262,7 @@ class TestWithAnEndpoint:
         assert kept(out) == [path.name for path in (out / ".cache").rglob("*.json")]
 
     @pytest.mark.parametrize("what", ["garbage", "violating", "busy", "broken", "drops"])
-    async def test_a_bad_answer_is_not_kept_and_the_next_attempt_asks_again(
+    async def test_an_invalid_reply_is_not_stored_and_the_next_attempt_calls_again(
         self, what, document, out, endpoint
     ):
         endpoint.behave(faults=[Fault(what, times=1)])
@@ -267,7 +271,7 @@ class TestWithAnEndpoint:
         assert kept(out) == []
         assert (await run(document, out))["total"] == 6.0
 
-    async def test_an_endpoint_that_hangs_is_given_up(self, document, out, endpoint, monkeypatch):
+    async def test_a_hanging_endpoint_times_out(self, document, out, endpoint, monkeypatch):
         monkeypatch.setenv("DOVETAIL_DOCUMENTS_MODEL_SECONDS", "0.2")
         endpoint.behave(faults=[Fault("hangs")])
         with pytest.raises(RetryableError, match=r"did not answer within 0\.2 s") as failed:
@@ -275,7 +279,7 @@ class TestWithAnEndpoint:
         assert failed.value.type == "timeout"
         assert kept(out) == []
 
-    async def test_who_was_cancelled_leaves_nothing(self, document, out, endpoint):
+    async def test_a_cancelled_extraction_leaves_no_file(self, document, out, endpoint):
         endpoint.behave(faults=[Fault("hangs", times=1)])
         asked = asyncio.create_task(run(document, out))
         while not endpoint.calls():
@@ -285,9 +289,7 @@ class TestWithAnEndpoint:
         assert kept(out) == []
         assert (await run(document, out))["total"] == 6.0
 
-    async def test_rules_and_model_do_not_take_each_others_results(
-        self, document, out, endpoint, monkeypatch
-    ):
+    async def test_rules_and_model_do_not_share_results(self, document, out, endpoint, monkeypatch):
         by_model = await run(document, out)
         monkeypatch.delenv("DOVETAIL_LLM_BASE_URL")
         by_rules = await run(document, out)
@@ -295,14 +297,14 @@ class TestWithAnEndpoint:
         assert len(kept(out)) == 2
 
 
-class TestThePlaceOfOneContent:
+class TestExtractionEntry:
     """The moments that two processes meet in once in a million times."""
 
     @pytest.fixture
     def places(self, out: Path) -> list[extraction._Entry]:
         return [extraction._Entry(out, "ab" * 32, "rules-1") for _ in range(3)]
 
-    def test_who_has_kept_it_does_not_take_the_next_ones_draft_along(self, places):
+    def test_a_finished_writer_does_not_remove_the_draft_of_the_next(self, places):
         first, second, third = places
         assert first.take()
         first.keep(RECORD)
@@ -313,9 +315,7 @@ class TestThePlaceOfOneContent:
         assert third.take()
         third.leave()
 
-    def test_a_draft_that_is_kept_in_the_moment_it_is_opened_is_not_taken(
-        self, places, out, monkeypatch
-    ):
+    def test_a_draft_that_is_stored_while_it_is_opened_is_not_used(self, places, out, monkeypatch):
         first, second, _ = places
         assert first.take()
         lock = extraction.fcntl.flock
@@ -331,9 +331,7 @@ class TestThePlaceOfOneContent:
         assert second.load() == RECORD
         assert len(kept(out)) == 1
 
-    def test_a_draft_that_is_dropped_in_the_moment_it_is_opened_is_not_taken(
-        self, places, monkeypatch
-    ):
+    def test_a_draft_that_is_removed_while_it_is_opened_is_not_used(self, places, monkeypatch):
         first, second, third = places
         assert first.take()
         lock = extraction.fcntl.flock

@@ -178,7 +178,7 @@ def answered(calls: list[Call]) -> int:
 # --- a process dies ----------------------------------------------------------------------------
 
 
-def test_a_worker_that_is_killed_in_the_middle_of_a_batch_costs_its_calls_and_nothing_else(
+def test_a_worker_killed_during_a_batch_costs_only_its_own_calls(
     desk: Desk, redis_url: str
 ) -> None:
     documents = 30
@@ -206,7 +206,7 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_batch_costs_its_calls_and_no
     assert len(calls) <= documents + under_way
 
 
-def test_an_embedded_process_that_is_killed_again_and_again_goes_on_where_it_was(
+def test_an_embedded_process_killed_repeatedly_continues_where_it_stopped(
     desk: Desk,
 ) -> None:
     documents = 40
@@ -236,7 +236,7 @@ def test_an_embedded_process_that_is_killed_again_and_again_goes_on_where_it_was
 # --- the same again ----------------------------------------------------------------------------
 
 
-def test_the_same_folder_again_makes_no_call_and_changes_no_byte(desk: Desk) -> None:
+def test_processing_the_same_folder_again_makes_no_call_and_changes_no_byte(desk: Desk) -> None:
     desk.documents(6)
     desk.end(desk.process())
     desk.check(6)
@@ -289,7 +289,7 @@ def impatient() -> dict[str, Any]:
     return definition
 
 
-async def test_each_fault_of_the_endpoint_is_a_clear_state_of_its_document_alone(
+async def test_each_fault_of_the_endpoint_affects_only_its_document_with_a_clear_status(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     patience = {"DOVETAIL_DOCUMENTS_MODEL_SECONDS": "1"}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.documents.folder import NoDocuments, document_id, find, look
+from dovetail.documents.files import NoDocuments, document_id, find_documents, source_document
 from dovetail.documents.reviews import Reviews, open_reviews
 
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -33,74 +33,80 @@ def names(found: list[str], folder: Path) -> list[str]:
     return [str(Path(path).relative_to(folder)) for path in found]
 
 
-def test_a_folder_gives_what_we_can_read_below_it_in_one_order(folder: Path) -> None:
-    found = find(["in"], folder / "out")
+def test_a_folder_gives_all_readable_files_below_it_in_a_fixed_order(folder: Path) -> None:
+    found = find_documents(["in"], folder / "out")
     assert names(found.files, folder) == [
         *("a.TXT", "b.pdf", "photo.jpeg", "deep/d.html", "deep/er/c.docx"),
     ]
     assert (found.others, found.images) == (1, 0)
-    assert found.files == find(["in"], folder / "out").files
+    assert found.files == find_documents(["in"], folder / "out").files
 
 
-def test_images_are_left_out_and_counted_where_nobody_can_read_them(folder: Path) -> None:
-    found = find(["in"], folder / "out", images=False)
+def test_images_are_left_out_and_counted_if_no_ocr_is_installed(folder: Path) -> None:
+    found = find_documents(["in"], folder / "out", images=False)
     assert not any("photo" in path for path in found.files)
     assert found.images == 1
 
 
-def test_who_names_the_folder_of_results_means_what_else_is_in_it(folder: Path) -> None:
-    found = find(["in/out"], folder / "out")
+def test_naming_the_results_folder_selects_the_other_files_in_it(folder: Path) -> None:
+    found = find_documents(["in/out"], folder / "out")
     assert names(found.files, folder) == ["out/g.txt"]
 
 
-def test_a_file_that_is_named_is_taken_whatever_its_name_and_once(folder: Path) -> None:
+def test_a_named_file_is_taken_once_whatever_its_extension(folder: Path) -> None:
     (folder / "link.txt").symlink_to(folder / "b.pdf")
     given = ["in/table.xlsx", "in/link.txt", str(folder / "b.pdf"), "in/../in/b.pdf"]
-    assert names(find(given, folder / "out").files, folder) == ["table.xlsx", "b.pdf"]
+    assert names(find_documents(given, folder / "out").files, folder) == ["table.xlsx", "b.pdf"]
 
 
-def test_a_pattern_in_quotes_is_expanded_as_a_shell_would(folder: Path) -> None:
-    found = find(["in/**/*.[dh]*"], folder / "out")
+def test_a_quoted_pattern_is_expanded_like_in_a_shell(folder: Path) -> None:
+    found = find_documents(["in/**/*.[dh]*"], folder / "out")
     assert names(found.files, folder) == ["deep/d.html", "deep/er/c.docx"]
     with pytest.raises(NoDocuments):
-        find(["in/*.txt"], folder / "out")  # only the hidden one ends so
+        find_documents(["in/*.txt"], folder / "out")  # only the hidden one ends so
 
 
-def test_a_file_whose_name_looks_like_a_pattern_is_that_file(folder: Path) -> None:
+def test_a_file_whose_name_looks_like_a_pattern_is_taken_literally(folder: Path) -> None:
     (folder / "scan [1].txt").write_text("x")
-    assert names(find(["in/scan [1].txt"], folder / "out").files, folder) == ["scan [1].txt"]
+    assert names(find_documents(["in/scan [1].txt"], folder / "out").files, folder) == [
+        "scan [1].txt"
+    ]
 
 
-def test_folders_that_go_round_end(folder: Path) -> None:
+def test_a_folder_cycle_ends(folder: Path) -> None:
     (folder / "deep" / "round").symlink_to(folder)
     (folder / "deep" / "gone.txt").symlink_to(folder / "nowhere")
     os.mkfifo(folder / "pipe.txt")
-    assert len(find(["in"], folder / "out").files) == 5
+    assert len(find_documents(["in"], folder / "out").files) == 5
 
 
-def test_links_that_lead_in_a_circle_stop_no_folder(folder: Path) -> None:
+def test_circular_links_do_not_stop_a_folder(folder: Path) -> None:
     (folder / "round.txt").symlink_to("round.txt")
     (folder / "to.txt").symlink_to("fro.txt")
     (folder / "fro.txt").symlink_to(folder / "to.txt")
     (folder / "deep" / "below.txt").symlink_to(folder / "round.txt" / "below.txt")
     (folder / "deep" / "long.txt").symlink_to("x" * 300)
-    assert len(find(["in"], folder / "out").files) == 5
-    assert len(find(["in/**/*.[htp]*"], folder / "out").files) == 4
+    assert len(find_documents(["in"], folder / "out").files) == 5
+    assert len(find_documents(["in/**/*.[htp]*"], folder / "out").files) == 4
     with pytest.raises(NoDocuments, match="leads nowhere"):
-        find(["in/round.txt"], folder / "out")
+        find_documents(["in/round.txt"], folder / "out")
 
 
 @pytest.mark.parametrize(
     "given", ["~nobody-of-that-name/a.pdf", "x" * 5000, "a\0b.pdf", "in/a.pdf/b"]
 )
-def test_what_can_be_no_path_is_told_too(folder: Path, given: str) -> None:
+def test_an_impossible_document_path_is_reported(folder: Path, given: str) -> None:
     with pytest.raises(NoDocuments):
-        find([given], folder / "out")
+        find_documents([given], folder / "out")
 
 
-def test_what_was_named_is_known_beside_what_is_in_it(folder: Path) -> None:
+def test_the_named_paths_are_recorded_beside_their_contents(folder: Path) -> None:
     given = ["in/deep", "in/b.pdf", "in/**/*.html"]
-    assert find(given, folder / "out").named == [folder / "deep", folder / "b.pdf", folder]
+    assert find_documents(given, folder / "out").named == [
+        folder / "deep",
+        folder / "b.pdf",
+        folder,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -113,13 +119,13 @@ def test_what_was_named_is_known_beside_what_is_in_it(folder: Path) -> None:
         ("empty", "no document in empty, only 1 of other kinds; in folders it looks for .docx"),
     ],
 )
-def test_what_leads_to_nothing_is_told(folder: Path, given: str, said: str) -> None:
+def test_a_path_without_documents_is_reported(folder: Path, given: str, said: str) -> None:
     os.mkfifo(folder / "pipe")
     (folder / "broken").symlink_to("nowhere")
     (folder.parent / "empty").mkdir()
     (folder.parent / "empty" / "notes.md").touch()
     with pytest.raises(NoDocuments, match=r".") as told:
-        find([given], folder / "out")
+        find_documents([given], folder / "out")
     assert said in str(told.value).replace(f"{folder.parent}/", "")
 
 
@@ -134,7 +140,7 @@ def test_what_leads_to_nothing_is_told(folder: Path, given: str, said: str) -> N
         ("/in/v1.2_final.txt", "v1.2_final"),
     ],
 )
-def test_an_id_is_made_of_the_name_and_can_name_a_file(path: str, slug: str) -> None:
+def test_an_id_is_derived_from_the_name_and_is_a_valid_file_name(path: str, slug: str) -> None:
     found = document_id(path)
     assert ID.fullmatch(found)
     assert found.rpartition("-")[0] == slug
@@ -182,7 +188,7 @@ class Desk:
         return open_reviews(self.out)
 
     def is_done(self, extractor: str = "rules-1") -> bool:
-        return look(str(self.path), self.out, self.reviews, extractor).is_done
+        return source_document(str(self.path), self.out, self.reviews, extractor).is_done
 
 
 @pytest.fixture
@@ -190,7 +196,7 @@ def desk(tmp_path: Path) -> Desk:
     return Desk(tmp_path.resolve())
 
 
-def test_a_document_is_done_while_its_content_is_what_was_extracted(desk: Desk) -> None:
+def test_a_document_is_done_while_its_content_is_the_extracted_content(desk: Desk) -> None:
     assert desk.is_done()
     desk.path.write_text("other content")
     assert not desk.is_done()
@@ -198,27 +204,27 @@ def test_a_document_is_done_while_its_content_is_what_was_extracted(desk: Desk) 
     assert desk.is_done()
 
 
-def test_another_extractor_does_it_again_and_an_unknown_one_does_not(desk: Desk) -> None:
+def test_another_extractor_processes_it_again_and_an_unknown_one_does_not(desk: Desk) -> None:
     assert not desk.is_done("model:large")
     assert desk.is_done("")
 
 
 @pytest.mark.parametrize("kept", [0, 1])
-def test_a_document_whose_file_is_gone_is_not_done(desk: Desk, kept: int) -> None:
+def test_a_document_whose_result_file_is_missing_is_not_done(desk: Desk, kept: int) -> None:
     desk.kept[kept].unlink()
     assert not desk.is_done()
 
 
-def test_a_moved_document_is_another_one(desk: Desk) -> None:
+def test_a_moved_document_is_another_document(desk: Desk) -> None:
     desk.path = desk.path.rename(desk.path.with_name("b.txt"))
     assert not desk.is_done()
 
 
-def test_what_is_too_large_or_gone_has_no_hash_and_is_left_to_the_reader(
+def test_a_too_large_or_missing_file_has_no_hash_and_is_left_to_the_reader(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOVETAIL_DOCUMENTS_MAX_BYTES", "3")
-    looked = look(str(desk.path), desk.out, desk.reviews, "rules-1")
+    looked = source_document(str(desk.path), desk.out, desk.reviews, "rules-1")
     assert (looked.sha256, looked.is_done) == ("", False)
     desk.path.unlink()
-    assert look(str(desk.path), desk.out, desk.reviews, "").sha256 == ""
+    assert source_document(str(desk.path), desk.out, desk.reviews, "").sha256 == ""

@@ -44,7 +44,7 @@ MOVES = st.lists(st.sampled_from([BEGIN, NOTE, KNOW, FAIL, SUCCEED]), max_size=8
 
 
 @given(MOVES)
-def test_no_step_makes_a_success_and_the_last_end_decides(moves: list[str]) -> None:
+def test_no_single_step_makes_a_success_and_the_last_end_decides(moves: list[str]) -> None:
     row = after(*moves)
     ends = [move for move in moves if move in (FAIL, SUCCEED)]
     if row is None:
@@ -66,7 +66,7 @@ def test_the_same_end_again_changes_nothing(moves: list[str], end: str) -> None:
 
 
 @given(MOVES)
-def test_an_end_is_never_provisional(moves: list[str]) -> None:
+def test_a_recorded_end_is_never_provisional(moves: list[str]) -> None:
     for end in (FAIL, SUCCEED):
         row = after(*moves, end)
         assert row is not None
@@ -90,13 +90,15 @@ def test_an_end_is_never_provisional(moves: list[str]) -> None:
         ((BEGIN, FAIL, BEGIN), "started", None),
     ],
 )
-def test_how_a_document_counts(moves: tuple[str, ...], status: str, seconds: float | None) -> None:
+def test_every_status_of_a_document_is_counted_correctly(
+    moves: tuple[str, ...], status: str, seconds: float | None
+) -> None:
     row = after(*moves)
     assert row is not None
     assert (row.status, row.seconds) == (status, seconds)
 
 
-def test_a_run_may_have_ended_otherwise_unless_it_succeeded_or_is_of_an_earlier_version() -> None:
+def test_a_row_may_change_unless_it_is_a_success_or_of_an_earlier_version() -> None:
     row = after(BEGIN)
     assert row is not None
     assert row.may_change

@@ -16,7 +16,14 @@ from prometheus_client import REGISTRY
 from dovetail.config import load_settings
 from dovetail.documents import PIPELINE
 from dovetail.documents.commands.process import settle_by_runs
-from dovetail.documents.metrics import CONFIDENCE, SECONDS, DocumentRunEnds, begin, note, settle
+from dovetail.documents.metrics import (
+    CONFIDENCE_BUCKETS,
+    DURATION_BUCKETS,
+    DocumentRunEnds,
+    begin,
+    note,
+    settle,
+)
 from dovetail.documents.reviews import open_reviews
 
 from ..pages import ROOT, write_files
@@ -101,7 +108,7 @@ def numbers(*pages: Page) -> dict[str, float]:
     }
 
 
-def test_an_embedded_server_tells_what_its_handlers_count(services: Services) -> None:
+def test_an_embedded_server_exports_the_metrics_of_its_handlers(services: Services) -> None:
     write_files(PAGE, services.folder)
     api = services.serve(*HANDLERS, "--handlers", "orders.py")
     assert api.ended(api.run(node("n", "place_order", config={"shop": "north"})))
@@ -121,7 +128,7 @@ def test_an_embedded_server_tells_what_its_handlers_count(services: Services) ->
     assert kinds == {"documents_processed": "counter", "extraction_confidence": "histogram"}
 
 
-def test_workers_of_a_set_up_on_redis_tell_it_on_their_ports(
+def test_workers_on_redis_export_handler_metrics_on_their_ports(
     services: Services, redis_url: str
 ) -> None:
     services.env["DOVETAIL_REDIS_URL"] = redis_url
@@ -145,7 +152,7 @@ def test_workers_of_a_set_up_on_redis_tell_it_on_their_ports(
     assert told_now == {"a": "success", "b": "success", "unsaved": "failed"}
 
 
-def test_a_pool_is_summed_and_what_a_killed_process_counted_stays(
+def test_a_pool_is_summed_and_the_counts_of_a_killed_process_stay(
     services: Services, redis_url: str
 ) -> None:
     services.env |= {"DOVETAIL_REDIS_URL": redis_url, "DOVETAIL_TRANSPORT": "celery"}
@@ -208,7 +215,7 @@ def since(before: list[float]) -> list[float]:
     return [now - then for now, then in zip(told(), before, strict=True)]
 
 
-def test_a_document_is_counted_when_its_run_ends_and_once(tmp_path: Path) -> None:
+def test_a_document_is_counted_once_when_its_run_ends(tmp_path: Path) -> None:
     before = told()
     begin(tmp_path, "d", "run")
     note(tmp_path, "d", "run", 0.2, 0.81)
@@ -221,7 +228,7 @@ def test_a_document_is_counted_when_its_run_ends_and_once(tmp_path: Path) -> Non
     assert [one.seconds for one in open_reviews(tmp_path).measurements()] == [0.2]
 
 
-def test_a_retry_that_succeeds_is_another_end_and_the_row_has_the_last_one(tmp_path: Path) -> None:
+def test_a_successful_retry_is_another_end_and_the_row_has_the_last_one(tmp_path: Path) -> None:
     before = told()
     note(tmp_path, "d", "run", 0.2, 0.81)
     settle(tmp_path, "d", "run", good=False)
@@ -231,7 +238,7 @@ def test_a_retry_that_succeeds_is_another_end_and_the_row_has_the_last_one(tmp_p
     assert [one.status for one in open_reviews(tmp_path).measurements()] == ["success"]
 
 
-def test_a_cached_document_took_no_time_and_a_failed_one_was_broken_off(tmp_path: Path) -> None:
+def test_a_cached_document_took_no_time_and_a_failed_one_has_no_duration(tmp_path: Path) -> None:
     before = told()
     note(tmp_path, "one", "run-1", None, 0.81)
     assert settle(tmp_path, "one", "run-1", good=True).status == "cached"
@@ -240,7 +247,7 @@ def test_a_cached_document_took_no_time_and_a_failed_one_was_broken_off(tmp_path
     assert since(before) == [0, 1, 1, 0, 1]
 
 
-def test_threads_that_count_their_first_at_once_count_them_all(tmp_path: Path) -> None:
+def test_threads_that_create_the_first_counter_at_once_lose_no_count(tmp_path: Path) -> None:
     before = told()
     threads = [
         threading.Thread(target=settle, args=(tmp_path, "d", f"t{number}"), kwargs={"good": False})
@@ -282,8 +289,8 @@ def test_only_runs_with_handlers_of_documents_are_counted() -> None:
     assert ends.outputs_wanted(both) == ("m",)
 
 
-def test_the_buckets_ascend_and_one_of_confidence_ends_where_approval_begins() -> None:
-    for buckets in (SECONDS, CONFIDENCE):
+def test_the_buckets_ascend_and_one_confidence_bucket_ends_at_the_approval_threshold() -> None:
+    for buckets in (DURATION_BUCKETS, CONFIDENCE_BUCKETS):
         assert list(buckets) == sorted(set(buckets))
-    assert 0.8 in CONFIDENCE
-    assert CONFIDENCE[-1] == 1.0
+    assert 0.8 in CONFIDENCE_BUCKETS
+    assert CONFIDENCE_BUCKETS[-1] == 1.0

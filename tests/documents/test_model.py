@@ -57,7 +57,7 @@ def refused(text: str) -> str:
 
 
 class TestTheModel:
-    async def test_is_given_the_text_and_answers_with_the_fields(self, endpoint):
+    async def test_gets_the_text_and_returns_the_fields(self, endpoint):
         fields = await ask(TEXT, idempotency_key="r1:extract:1:1")
         assert (fields.type, fields.vendor, fields.date) == (
             "invoice",
@@ -70,7 +70,7 @@ class TestTheModel:
         ]
         assert [call.idempotency_key for call in endpoint.calls()] == ["r1:extract:1:1"]
 
-    async def test_is_asked_without_chance_for_the_schema_of_the_fields(self, monkeypatch):
+    async def test_is_called_with_temperature_zero_and_the_schema_of_the_fields(self, monkeypatch):
         asked: list[dict[str, Any]] = []
 
         async def listen(config: dict[str, Any], *, idempotency_key: str) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class TestTheModel:
         ("what", "type_"),
         [("busy", "http_429"), ("broken", "http_500"), ("drops", "network_error")],
     )
-    async def test_that_is_busy_or_broken_is_asked_again_later(self, endpoint, what, type_):
+    async def test_that_is_busy_or_broken_is_called_again_later(self, endpoint, what, type_):
         endpoint.behave(faults=[Fault(what, after=7)])
         with pytest.raises(RetryableError) as failed:
             await ask(TEXT, idempotency_key="k")
@@ -101,18 +101,18 @@ class TestTheModel:
         assert failed.value.at_least == (7.0 if what == "busy" else None)
 
     @pytest.mark.parametrize("what", ["garbage", "violating"])
-    async def test_that_does_not_keep_to_the_schema_is_asked_again(self, endpoint, what):
+    async def test_that_does_not_follow_the_schema_is_called_again(self, endpoint, what):
         endpoint.behave(faults=[Fault(what)])
         with pytest.raises(RetryableError) as failed:
             await ask(TEXT, idempotency_key="k")
         assert failed.value.type == "bad_answer"
 
 
-class TestAnAnswer:
-    def test_of_the_schema_is_taken_as_it_is(self):
+class TestAReply:
+    def test_of_the_schema_is_accepted_unchanged(self):
         assert fields_in(answer()).model_dump() == ANSWER
 
-    def test_in_a_fence_is_taken_too(self):
+    def test_in_a_code_fence_is_accepted(self):
         assert fields_in(f"```json\n{answer()}\n```").model_dump() == ANSWER
 
     @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ class TestAnAnswer:
             ("null", "is no JSON object"),
         ],
     )
-    def test_that_is_no_json_object_is_told_as_that(self, text, told):
+    def test_that_is_no_json_object_is_reported_as_such(self, text, told):
         assert told in refused(text)
 
     @pytest.mark.parametrize(
@@ -153,55 +153,55 @@ class TestAnAnswer:
         assert f"violates the schema: {field}: " in told
         assert "; it begins: {" in told
 
-    def test_is_quoted_shortly(self):
+    def test_is_quoted_in_short(self):
         assert len(refused("x" * 100_000)) < 400
         assert len(refused(answer(line_items=[{}] * 400))) < 1000
 
-    def test_with_empty_words_means_none(self):
+    def test_with_empty_strings_means_none(self):
         fields = fields_in(answer(vendor="", date="", currency=""))
         assert (fields.vendor, fields.date, fields.currency) == (None, None, None)
 
-    def test_without_confidences_gets_those_of_the_whole(self):
+    def test_without_field_confidences_gets_the_overall_confidence(self):
         fields = fields_in(json.dumps({**json.loads(without("confidences")), "total": None}))
         assert fields.confidence == 0.9
         assert fields.confidences.vendor == 0.9
         assert fields.confidences.total == 0.0, "it was not found"
 
-    def test_that_says_nothing_of_how_sure_it_is_makes_a_person_look(self):
+    def test_without_any_confidence_needs_a_review(self):
         fields = fields_in(without("confidence", "confidences"))
         assert fields.confidence == fields.confidences.total == 0.5
 
-    def test_with_confidences_alone_is_as_sure_as_those(self):
+    def test_with_field_confidences_only_gets_their_overall_confidence(self):
         assert fields_in(without("confidence")).confidence == pytest.approx(0.8286, abs=0.001)
 
 
 @pytest.mark.parametrize("given", ["soon", "0", "-1", "inf", "nan"])
-def test_a_patience_that_is_none_is_refused(given, monkeypatch):
+def test_an_invalid_timeout_is_refused(given, monkeypatch):
     monkeypatch.setenv("DOVETAIL_DOCUMENTS_MODEL_SECONDS", given)
     with pytest.raises(PermanentError, match="must be seconds, as in 240"):
-        extraction.model_patience()
+        extraction.model_seconds()
 
 
-class TestAskingOnesOwnQuestion:
+class TestAskingTheModelDirectly:
     """`dovetail.ask_llm`, with which anybody can build what is built here."""
 
-    async def test_is_what_the_handler_does(self, endpoint):
+    async def test_is_the_same_as_running_the_handler(self, endpoint):
         got = await ask_llm({"prompt": "Total: EUR 5.00"}, idempotency_key="mine:1")
         assert json.loads(got["text"])["total"] == 5.0
         assert set(got) == {"text", "model", "usage"}
         assert [call.idempotency_key for call in endpoint.calls()] == ["mine:1"]
 
-    async def test_without_an_endpoint_is_answered_by_the_mock(self, monkeypatch):
+    async def test_without_an_endpoint_gets_the_reply_of_the_mock(self, monkeypatch):
         monkeypatch.delenv("DOVETAIL_LLM_BASE_URL", raising=False)
         got = await ask_llm({"prompt": "Hello"}, idempotency_key="k")
         assert got["mock"] is True
 
-    async def test_with_a_wrong_config_is_told_what_is_wrong(self):
+    async def test_with_an_invalid_config_reports_the_problem(self):
         with pytest.raises(PermanentError, match="promt") as failed:
             await ask_llm({"promt": "Hello"}, idempotency_key="k")
         assert failed.value.type == "invalid_config"
 
-    async def test_shows_no_secret_of_this_process(self, endpoint, monkeypatch):
+    async def test_shows_no_secret_of_the_process(self, endpoint, monkeypatch):
         monkeypatch.setenv("DOVETAIL_LLM_BASE_URL", f"{endpoint.url}/hunter2-hunter2")
         monkeypatch.setenv("DOVETAIL_SECRET_WORD", "hunter2-hunter2")
         with pytest.raises(PermanentError) as failed:

@@ -69,7 +69,7 @@ class TestPdf:
         prices = [Mark(539, 700, "220.80", flush=True), Mark(539, 684, "19.00", flush=True)]
         assert text_of(pdf([[*names, *prices]])) == "Tea\t220.80\nKettle\t19.00"
 
-    def test_keeps_umlauts_and_signs_of_money(self):
+    def test_keeps_umlauts_and_currency_signs(self):
         assert text_of(pdf([[Mark(LEFT, 700, "Größe: 5 € (£ 4)")]])) == "Größe: 5 € (£ 4)"
 
     def test_of_several_pages_is_read_in_order(self):
@@ -78,7 +78,7 @@ class TestPdf:
             "pdf", "Page 1\n\nPage 2\n\nPage 3", 3
         )
 
-    def test_behind_something_else_is_found(self):
+    def test_after_leading_garbage_is_found(self):
         assert text_of(b"junk from a mailer\r\n" + pdf([[Mark(LEFT, 700, "Here")]])) == "Here"
 
     def test_that_asks_for_a_password_is_encrypted(self):
@@ -94,7 +94,7 @@ class TestPdf:
         whole = pdf([paragraph(700, "words " * 40)])
         assert refused(whole[:cut]).type == "corrupt"
 
-    def test_without_text_asks_for_what_can_read_pictures(self, monkeypatch, own_readers):
+    def test_without_text_asks_for_ocr(self, monkeypatch, own_readers):
         monkeypatch.setenv("PATH", "/nowhere")
         picture = pdf([[]]).replace(b"BT\nET", b"9 w 0 0 m 99 99 l S")
         error = refused(picture)
@@ -104,7 +104,7 @@ class TestPdf:
     def test_of_empty_pages_is_empty(self):
         assert refused(pdf([[], []])).type == "empty_file"
 
-    def test_of_many_pages_is_read_so_far_and_says_so(self):
+    def test_of_many_pages_is_read_in_part_and_warns(self):
         pages = [[Mark(LEFT, 700, f"Page {number}")] for number in range(1, formats.MAX_PAGES + 9)]
         read = parse(pdf(pages), ANY)
         assert read.pages == formats.MAX_PAGES + 8
@@ -122,7 +122,7 @@ class TestDocx:
             1,
         )
 
-    def test_that_unpacks_to_too_much_is_refused_before_it_is(self):
+    def test_that_unpacks_to_too_many_bytes_is_refused_before_unpacking(self):
         bomb = zip_bomb(formats.MAX_UNPACKED + 1_000_000)
         assert len(bomb) < 1_000_000
         error = refused(bomb)
@@ -149,7 +149,7 @@ class TestDocx:
     def test_that_is_cut_off_is_corrupt(self, cut):
         assert refused(docx(["x"])[:cut]).type == "corrupt"
 
-    def test_whose_text_is_no_xml_is_corrupt(self):
+    def test_whose_text_is_invalid_xml_is_corrupt(self):
         broken = _with_part(docx(["x"]), "word/document.xml", lambda xml: xml[:-20])
         assert refused(broken).type == "corrupt"
 
@@ -159,16 +159,16 @@ class TestDocx:
         made[place : place + 40] = os.urandom(40)
         assert refused(bytes(made)).type == "corrupt"
 
-    def test_behind_a_password_is_encrypted(self):
+    def test_with_a_password_is_encrypted(self):
         locked = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + "EncryptedPackage".encode("utf-16-le")
         assert refused(locked).type == "encrypted"
 
-    def test_of_before_2007_is_told_what_to_do(self):
+    def test_of_the_old_binary_format_is_refused_with_advice(self):
         error = refused(b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + b"\0" * 500, "old.doc")
         assert error.type == "unsupported"
         assert "save it as DOCX or PDF" in str(error)
 
-    def test_a_spreadsheet_is_none(self):
+    def test_that_is_a_spreadsheet_is_refused(self):
         sheet = _with_part(docx(["x"]), "word/document.xml", lambda xml: xml, "xl/workbook.xml")
         error = refused(sheet)
         assert error.type == "unsupported"
@@ -176,7 +176,7 @@ class TestDocx:
 
 
 class TestHtml:
-    def test_gives_what_a_browser_shows(self):
+    def test_gives_the_text_that_a_browser_shows(self):
         page = """<!DOCTYPE html><html><head><title>no</title><style>p{}</style></head><body>
         <h1>Café <b>Nord</b></h1><script>bad()</script><p>Hello<br>there   you</p><table>
         <tr><th>Item</th><th>Price</th></tr>
@@ -198,13 +198,13 @@ class TestHtml:
             ("utf-16", ""),
         ],
     )
-    def test_is_decoded_as_it_says_or_as_it_looks(self, encoding, head):
+    def test_is_decoded_by_its_declared_or_detected_encoding(self, encoding, head):
         word = "Привет" if encoding == "koi8-r" else "Größe 5 €"
         page = f"<html><head>{head}</head><body><p>{word}</p></body></html>"
         assert parse(page.encode(encoding), ANY) == Reading("html", word, 1)
 
     @pytest.mark.parametrize("charset", ["utf-16", "zlib", "rot13", "punycode", "no-such", "hex"])
-    def test_that_names_an_encoding_it_cannot_have_is_read_all_the_same(self, charset):
+    def test_with_an_impossible_encoding_name_is_still_read(self, charset):
         page = f'<html><meta charset="{charset}"><p>Größe</p></html>'
         assert text_of(page.encode()) == "Größe"
 
@@ -222,13 +222,13 @@ class TestPlainText:
         data = "Größe: 5 €\r\n\r\n\r\n\r\nEnde  \f\0"[: None if encoding == "utf-16" else -1]
         assert parse(data.encode(encoding), ANY) == Reading("txt", "Größe: 5 €\n\nEnde", 1)
 
-    def test_is_cut_where_it_is_longer_than_anybody_looks(self):
+    def test_is_cut_at_the_maximum_length(self):
         read = parse(b"word " * 100_000, ANY)
-        assert len(read.text) == reading.LONGEST_TEXT
+        assert len(read.text) == reading.MAX_TEXT_LENGTH
         assert read.warnings == ("only its first 200,000 characters were looked at",)
 
     @pytest.mark.parametrize("data", [b" \n\t ", b"\xef\xbb\xbf", b"\xff\xfe"])
-    def test_that_has_none_is_empty(self, data):
+    def test_without_any_text_is_empty(self, data):
         assert refused(data).type == "empty_file"
 
 
@@ -238,13 +238,13 @@ class TestPictures:
         [png(), b"\xff\xd8\xff\xe0" + b"\0" * 40, b"II*\x00" + b"\0" * 40],
         ids=["png", "jpeg", "tiff"],
     )
-    def test_without_ocr_say_what_to_install(self, data, monkeypatch, own_readers):
+    def test_without_ocr_name_the_package_to_install(self, data, monkeypatch, own_readers):
         monkeypatch.setenv("PATH", "/nowhere")
         error = refused(data)
         assert error.type == "no_ocr"
         assert "apt install tesseract-ocr" in str(error)
 
-    def test_are_read_by_tesseract_where_there_is_one(self, tmp_path, monkeypatch, own_readers):
+    def test_are_read_by_tesseract_if_it_is_installed(self, tmp_path, monkeypatch, own_readers):
         _tesseract(tmp_path, monkeypatch, 'cat > "$0.seen"; echo "INVOICE 7"')
         assert parse(png(), ANY) == Reading("png", "INVOICE 7", 1)
         assert (tmp_path / "tesseract.seen").read_bytes() == png()
@@ -263,7 +263,7 @@ class TestPictures:
         assert "bad header" in str(error)
 
 
-class TestWhatIsNoDocument:
+class TestAFileThatIsNoDocument:
     @pytest.mark.parametrize(
         ("data", "type_", "told"),
         [
@@ -275,13 +275,13 @@ class TestWhatIsNoDocument:
             (bytes(range(256)) * 4, "unsupported", "no kind that is known"),
         ],
     )
-    def test_is_told_by_what_it_is(self, data, type_, told):
+    def test_is_refused_with_its_real_type(self, data, type_, told):
         error = refused(data)
         assert error.type == type_
         assert told in str(error)
 
     @pytest.mark.parametrize("name", ["a.pdf", "b.docx", "c.png", "d.txt"])
-    def test_but_is_called_like_one_is_corrupt(self, name):
+    def test_but_has_a_document_extension_is_corrupt(self, name):
         assert refused(bytes(range(256)) * 4, name).type == "corrupt"
 
 
@@ -302,7 +302,7 @@ class TestAFile:
             ("a.2026", "html", False),
         ],
     )
-    def test_with_a_wrong_ending_is_warned_of_and_read(self, tmp_path, name, kind, warns):
+    def test_with_a_wrong_extension_gives_a_warning_and_is_read(self, tmp_path, name, kind, warns):
         warning = extension_warning(tmp_path / name, kind)
         assert (warning is not None) == warns
         assert not warns or f"its content is {kind}" in warning
@@ -312,12 +312,12 @@ class TestAFile:
             read(path)
         return failed.value
 
-    def test_that_is_not_there_is_not_found(self, tmp_path):
+    def test_that_does_not_exist_is_not_found(self, tmp_path):
         (tmp_path / "circle.pdf").symlink_to(tmp_path / "circle.pdf")
         for name in ("none.pdf", "x" * 300 + ".pdf", "circle.pdf", "circle.pdf/below.pdf"):
             assert self.failed(tmp_path / name).type == "not_found"
 
-    def test_that_the_disk_does_not_give_is_tried_again(self, tmp_path, monkeypatch):
+    def test_with_a_disk_error_is_retried(self, tmp_path, monkeypatch):
         def broken(*args: object) -> int:
             raise OSError(errno.EIO, "Input/output error")
 
@@ -326,7 +326,7 @@ class TestAFile:
             read(tmp_path / "a.pdf")
         assert failed.value.type == "not_readable"
 
-    def test_that_belongs_to_somebody_else_is_not_readable(self, tmp_path, monkeypatch):
+    def test_of_another_user_is_not_readable(self, tmp_path, monkeypatch):
         def refused_(*args: object) -> int:
             raise OSError(errno.EACCES, "Permission denied")
 
@@ -344,7 +344,7 @@ class TestAFile:
         assert str(error).startswith("a.pdf: 200,000,000 bytes, at most 50,000,000 are read")
         assert seconds_of(lambda: self.failed(large), enough=0.02) <= 0.02
 
-    def test_may_be_as_large_as_is_set(self, tmp_path, monkeypatch):
+    def test_may_be_as_large_as_the_setting_allows(self, tmp_path, monkeypatch):
         (tmp_path / "a.txt").write_text("12345")
         monkeypatch.setenv("DOVETAIL_DOCUMENTS_MAX_BYTES", "4")
         assert self.failed(tmp_path / "a.txt").type == "too_large"
@@ -353,13 +353,13 @@ class TestAFile:
         monkeypatch.setenv("DOVETAIL_DOCUMENTS_MAX_BYTES", "5 MB")
         assert self.failed(tmp_path / "a.txt").type == "invalid_config"
 
-    def test_that_is_a_folder_or_a_pipe_is_refused_at_once(self, tmp_path):
+    def test_that_is_a_folder_or_a_pipe_is_refused_immediately(self, tmp_path):
         os.mkfifo(tmp_path / "pipe.pdf")
         assert "a folder" in str(self.failed(tmp_path))
         assert self.failed(tmp_path / "pipe.pdf").type == "unsupported"
 
 
-def test_whatever_is_damaged_is_read_or_told_by_a_known_word():
+def test_any_damaged_document_is_read_or_fails_with_a_known_error_type():
     chance = random.Random(11)
     whole = [path.read_bytes() for path in sorted(SAMPLES.iterdir())]
     whole += [pdf([[Mark(LEFT, 700, "x")]], password="x"), docx(["x", TABLE], header="y")]
@@ -384,12 +384,12 @@ def test_whatever_is_damaged_is_read_or_told_by_a_known_word():
     assert kinds | {"corrupt", "unsupported"} <= ends
 
 
-class TestTheProcessesThatRead:
-    def test_are_kept_and_at_most_two(self, own_readers):
+class TestReaderProcesses:
+    def test_are_reused_and_at_most_two(self, own_readers):
         page = pdf([[Mark(LEFT, 700, "Hello")]])
         with ThreadPoolExecutor(8) as threads:
             assert set(threads.map(text_of, [page] * 60)) == {"Hello"}
-        kept = [readers._readers.get() for _ in range(readers.READERS)]
+        kept = [readers._readers.get() for _ in range(readers.MAX_READERS)]
         pids = {reader.process.pid for reader in kept if reader}
         assert 1 <= len(pids) <= 2
         for reader in kept:
@@ -397,7 +397,7 @@ class TestTheProcessesThatRead:
         text_of(page)
         assert readers._readers.queue[-1].process.pid in pids
 
-    def test_that_died_while_nobody_asked_are_started_again(self, own_readers):
+    def test_that_died_while_idle_are_started_again(self, own_readers):
         page = pdf([[Mark(LEFT, 700, "Hello")]])
         text_of(page)
         process = readers._readers.queue[-1].process
@@ -409,7 +409,7 @@ class TestTheProcessesThatRead:
         ("sign", "type_", "readings"),
         [(signal.SIGSEGV, "corrupt", 1), (signal.SIGKILL, "reader_lost", 2), (0, "reader_lost", 2)],
     )
-    def test_that_a_document_ends_fail_it_alone_for_good_and_are_not_more_than_two(
+    def test_that_a_document_crashes_fail_only_it_permanently_and_stay_at_most_two(
         self, sign, type_, readings, tmp_path, monkeypatch, own_readers
     ):
         ends = f"os.kill(os.getpid(), {int(sign)})" if sign else "sys.exit(3)"
@@ -429,7 +429,9 @@ class TestTheProcessesThatRead:
             assert "it is not tried again" in str(failed.value)
         assert text_of(pdf([[Mark(LEFT, 700, "Hello")]])) == "Hello"
 
-    def test_that_somebody_else_ended_are_replaced_once(self, tmp_path, monkeypatch, own_readers):
+    def test_that_were_killed_from_outside_are_replaced_once(
+        self, tmp_path, monkeypatch, own_readers
+    ):
         died = tmp_path / "died"
         (tmp_path / "formats.py").write_text(
             f"import os, runpy\nif not os.path.exists({str(died)!r}):\n"
@@ -455,7 +457,9 @@ class TestTheProcessesThatRead:
         monkeypatch.undo()
         assert text_of(pdf([[Mark(LEFT, 700, "Hello")]])) == "Hello"
 
-    def test_without_their_libraries_say_what_to_install(self, tmp_path, monkeypatch, own_readers):
+    def test_without_their_libraries_name_the_package_to_install(
+        self, tmp_path, monkeypatch, own_readers
+    ):
         text = Path(formats.__file__).read_text()
         bare = "import sys\nsys.modules['pypdfium2'] = sys.modules['lxml'] = None\n"
         (tmp_path / "formats.py").write_text(
@@ -469,18 +473,18 @@ class TestTheProcessesThatRead:
                 parse(data, ANY)
             assert failed.value.type == "missing_package"
 
-    def test_that_do_not_come_to_an_end_are_ended(self, monkeypatch, own_readers):
+    def test_that_do_not_end_are_killed(self, monkeypatch, own_readers):
         # Some kilobytes that draw ten million characters.
         huge = pdf([[Mark(LEFT, 700, "a" * 5000)] * 2000], compressed=True)
         assert len(huge) < 200_000
-        monkeypatch.setattr(readers, "LONGEST_READING", 0.05)
+        monkeypatch.setattr(readers, "READING_SECONDS", 0.05)
         error = refused(huge)
         assert error.type == "too_large"
         assert "could not be read within 0.05 s" in str(error)
-        monkeypatch.setattr(readers, "LONGEST_READING", 60)
+        monkeypatch.setattr(readers, "READING_SECONDS", 60)
         assert text_of(pdf([[Mark(LEFT, 700, "Hello")]])) == "Hello"
 
-    def test_know_no_secret(self, monkeypatch, own_readers):
+    def test_get_no_secret(self, monkeypatch, own_readers):
         monkeypatch.setenv("DOVETAIL_LLM_API_KEY", "hunter2-hunter2")
         text_of(b"<html>x</html>")
         process = readers._readers.queue[-1].process
@@ -488,7 +492,7 @@ class TestTheProcessesThatRead:
         assert b"PATH=" in known
         assert b"hunter2" not in known
 
-    def test_end_with_whoever_started_them(self):
+    def test_end_with_the_process_that_started_them(self):
         script = (
             "from dovetail.documents import reading\nfrom pathlib import Path\n"
             "reading.parse(b'<html>x</html>', Path('x'))\n"
@@ -511,7 +515,7 @@ class TestTheProcessesThatRead:
             "text('before')\n"
             "child = os.fork()\n"
             "same = all(text(f'{child} {i}') == f'{child} {i}' for i in range(200))\n"
-            "own = len(reading._readers.queue) == reading.READERS\n"
+            "own = len(reading._readers.queue) == reading.MAX_READERS\n"
             "ended = os.waitpid(child, 0)[1] if child else 0\n"
             "os._exit(0 if same and own and not ended else 1)\n"
         )

@@ -27,11 +27,11 @@ from dovetail.documents import reviews_postgres, reviews_sqlite
 from dovetail.documents.handlers import auto_approve, create_review, save_json, save_parquet
 from dovetail.documents.metrics import settled
 from dovetail.documents.reviews import (
-    MOST_OPEN,
+    MAX_OPEN,
     Review,
     ReviewError,
     Reviews,
-    _shelf,
+    _store,
     close_reviews,
     open_reviews,
 )
@@ -71,7 +71,7 @@ def in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Revie
 # --- taking in ---------------------------------------------------------------------------------
 
 
-def test_a_document_has_one_review_with_what_was_found(reviews: Reviews) -> None:
+def test_a_document_has_one_review_with_the_extracted_fields(reviews: Reviews) -> None:
     made = take_in(reviews)
     assert reviews.get("invoice-7") == made
     assert reviews.list() == [made]
@@ -88,13 +88,13 @@ def test_a_document_has_one_review_with_what_was_found(reviews: Reviews) -> None
     assert (made.created_at, made.updated_at, made.corrected_at) == (1.0, 1.0, None)
 
 
-def test_the_same_again_changes_nothing_not_even_a_time(reviews: Reviews) -> None:
+def test_the_same_extraction_again_changes_nothing_not_even_a_time(reviews: Reviews) -> None:
     made = take_in(reviews, now=1.0)
     assert take_in(reviews, now=2.0) == made
     assert reviews.get("invoice-7") == made
 
 
-def test_other_content_takes_the_place_of_what_was_found_before(reviews: Reviews) -> None:
+def test_other_content_replaces_the_extracted_fields(reviews: Reviews) -> None:
     take_in(reviews, now=1.0)
     renewed = take_in(reviews, now=2.0, total=99.0, sha256="cd" * 32)
     assert renewed.fields["total"] == 99.0
@@ -102,7 +102,7 @@ def test_other_content_takes_the_place_of_what_was_found_before(reviews: Reviews
     assert reviews.list() == [renewed]
 
 
-def test_values_come_back_as_they_were_found(reviews: Reviews) -> None:
+def test_values_are_returned_as_they_were_extracted(reviews: Reviews) -> None:
     odd = {
         "vendor": "Zoë's \x00 “Café” \U0001f370 \\u0000 'quoted'",
         "total": 0.1 + 0.2,
@@ -117,7 +117,7 @@ def test_values_come_back_as_they_were_found(reviews: Reviews) -> None:
     assert take_in(reviews, now=2.0, **odd) == found
 
 
-def test_a_review_is_told_with_times_as_the_api_writes_them(reviews: Reviews) -> None:
+def test_the_times_of_a_review_have_the_format_of_the_api(reviews: Reviews) -> None:
     told = take_in(reviews, now=1_790_000_000.25).as_dict()
     assert told["created_at"] == "2026-09-21T14:13:20.250Z"
     assert told["corrected_at"] is None
@@ -127,7 +127,7 @@ def test_a_review_is_told_with_times_as_the_api_writes_them(reviews: Reviews) ->
 # --- what people do ----------------------------------------------------------------------------
 
 
-def test_what_a_person_corrected_is_never_overwritten(reviews: Reviews) -> None:
+def test_a_corrected_field_is_never_overwritten(reviews: Reviews) -> None:
     take_in(reviews)
     mended = reviews.correct("invoice-7", {"total": 1200.0, "vendor": "Nordlicht"}, by="ann", now=2)
     assert mended.locked == ("vendor", "total")
@@ -138,7 +138,7 @@ def test_what_a_person_corrected_is_never_overwritten(reviews: Reviews) -> None:
     assert after.locked == ("vendor", "total")
 
 
-def test_a_field_that_was_corrected_to_what_it_was_is_locked_too(reviews: Reviews) -> None:
+def test_a_field_corrected_to_its_own_value_is_locked(reviews: Reviews) -> None:
     take_in(reviews)
     reviews.correct("invoice-7", {"total": 1234.56}, by="ann")
     assert take_in(reviews, now=3.0, total=1.0).fields["total"] == 1234.56
@@ -151,7 +151,7 @@ def test_the_same_correction_again_changes_nothing(reviews: Reviews) -> None:
     assert reviews.correct("invoice-7", {"total": 7}, by="bob", now=3.0) == first
 
 
-def test_every_problem_of_a_correction_is_told_and_nothing_is_changed(reviews: Reviews) -> None:
+def test_every_problem_of_a_correction_is_reported_and_nothing_is_changed(reviews: Reviews) -> None:
     made = take_in(reviews)
     with pytest.raises(ReviewError) as told:
         reviews.correct("invoice-7", {"totl": 1, "date": "soon", "currency": "euro"}, by="ann")
@@ -163,13 +163,13 @@ def test_every_problem_of_a_correction_is_told_and_nothing_is_changed(reviews: R
     assert reviews.get("invoice-7") == made
 
 
-def test_a_value_is_kept_as_the_field_has_it(reviews: Reviews) -> None:
+def test_a_corrected_value_is_stored_in_the_type_of_the_field(reviews: Reviews) -> None:
     take_in(reviews)
     mended = reviews.correct("invoice-7", {"total": "12.50", "vendor": None}, by="ann")
     assert (mended.fields["total"], mended.fields["vendor"]) == (12.5, None)
 
 
-def test_whoever_approves_first_has_approved(reviews: Reviews) -> None:
+def test_the_first_approval_counts(reviews: Reviews) -> None:
     take_in(reviews)
     done = reviews.approve("invoice-7", by="ann", now=2.0)
     assert (done.status, done.approved_by, done.updated_at) == ("approved", "ann", 2.0)
@@ -178,7 +178,7 @@ def test_whoever_approves_first_has_approved(reviews: Reviews) -> None:
 
 
 @pytest.mark.parametrize("changed", [{"total": 2.0}, {"sha256": "cd" * 32}])
-def test_what_was_approved_is_pending_again_once_it_is_something_else(
+def test_an_approved_review_is_pending_again_after_its_fields_changed(
     reviews: Reviews, changed: dict[str, Any]
 ) -> None:
     take_in(reviews)
@@ -187,7 +187,7 @@ def test_what_was_approved_is_pending_again_once_it_is_something_else(
     assert (again.status, again.approved_by) == ("pending", None)
 
 
-def test_an_approval_outlives_a_better_confidence_and_a_value_that_is_locked(
+def test_an_approval_survives_a_better_confidence_and_a_change_of_a_locked_field(
     reviews: Reviews,
 ) -> None:
     take_in(reviews)
@@ -196,7 +196,7 @@ def test_an_approval_outlives_a_better_confidence_and_a_value_that_is_locked(
     assert take_in(reviews, now=3.0, confidence=1.0, total=8.0).status == "approved"
 
 
-def test_a_document_that_nobody_knows_cannot_be_decided_on(reviews: Reviews) -> None:
+def test_an_unknown_document_cannot_be_approved_or_corrected(reviews: Reviews) -> None:
     for decide in (
         lambda: reviews.approve("other", by="ann"),
         lambda: reviews.correct("other", {"total": 1}, by="ann"),
@@ -209,7 +209,7 @@ def test_a_document_that_nobody_knows_cannot_be_decided_on(reviews: Reviews) -> 
 # --- lists -------------------------------------------------------------------------------------
 
 
-def test_reviews_are_listed_by_id_status_and_beginning(reviews: Reviews) -> None:
+def test_reviews_are_listed_by_id_status_and_prefix(reviews: Reviews) -> None:
     for name in ("b-2", "a-1", "b-10", "B-3", "c%_"):
         take_in(reviews, name)
     reviews.approve("b-2", by="ann")
@@ -228,14 +228,14 @@ def test_reviews_are_listed_by_id_status_and_beginning(reviews: Reviews) -> None
         reviews.list("aproved")
 
 
-def test_looking_makes_nothing(reviews: Reviews) -> None:
+def test_reading_reviews_creates_nothing(reviews: Reviews) -> None:
     assert reviews.get("a") is None
     assert reviews.list() == []
     assert reviews.measurements() == []
     assert not reviews.out.exists()
 
 
-def test_each_folder_has_reviews_of_its_own(reviews: Reviews, tmp_path: Path) -> None:
+def test_each_folder_has_its_own_reviews(reviews: Reviews, tmp_path: Path) -> None:
     take_in(reviews)
     other = open_reviews(tmp_path / "other")
     assert other.list() == []
@@ -247,7 +247,7 @@ def test_each_folder_has_reviews_of_its_own(reviews: Reviews, tmp_path: Path) ->
 # --- measurements ------------------------------------------------------------------------------
 
 
-def test_a_processing_is_measured_once_however_often_it_is_delivered(reviews: Reviews) -> None:
+def test_a_processing_is_measured_once_for_any_number_of_deliveries(reviews: Reviews) -> None:
     assert reviews.measured("invoice-7", "run-1") is None
     assert keep(reviews, measured())
     assert not keep(reviews, measured(seconds=9.0))
@@ -256,7 +256,7 @@ def test_a_processing_is_measured_once_however_often_it_is_delivered(reviews: Re
     assert keep(reviews, measured(document_id="other"))
 
 
-def test_a_measurement_is_replaced_by_what_a_rule_makes_of_it(reviews: Reviews) -> None:
+def test_a_measurement_is_replaced_by_the_result_of_its_rule(reviews: Reviews) -> None:
     keep(reviews, measured(status="started", seconds=None, confidence=None))
     rule = settled("invoice-7", "run-1", good=False, ended_at=101.5)
     before, after = reviews.measure("invoice-7", "run-1", rule)
@@ -267,7 +267,7 @@ def test_a_measurement_is_replaced_by_what_a_rule_makes_of_it(reviews: Reviews) 
     assert again is same, "the same end again is no news"
 
 
-def test_measurements_of_a_time_are_listed_in_order(reviews: Reviews) -> None:
+def test_measurements_of_a_period_are_listed_in_order(reviews: Reviews) -> None:
     late = measured("k3", finished_at=300.0, status="failed", confidence=None)
     cached = measured("k2", finished_at=200.0, status="cached", seconds=None)
     for one in (late, measured("k1"), cached):
@@ -290,7 +290,7 @@ def parquet_files(out: Path) -> list[str]:
     return sorted(str(path.relative_to(out / "parquet")) for path in out.rglob("*.parquet"))
 
 
-def test_a_document_that_is_of_another_day_now_leaves_no_file_of_the_first(
+def test_a_document_whose_date_changed_leaves_no_file_under_the_old_date(
     reviews: Reviews,
 ) -> None:
     process(reviews.out)
@@ -301,7 +301,7 @@ def test_a_document_that_is_of_another_day_now_leaves_no_file_of_the_first(
     assert Path(review.json_path).is_file()
 
 
-def test_one_that_died_before_it_could_say_so_still_finds_the_file_of_the_first(
+def test_a_process_that_died_before_recording_the_file_still_finds_and_removes_it(
     reviews: Reviews, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process(reviews.out)
@@ -323,7 +323,7 @@ def test_one_that_died_before_it_could_say_so_still_finds_the_file_of_the_first(
     assert Path(review.parquet_path).is_file()
 
 
-def test_a_copy_of_a_folder_is_none_of_the_firsts_business(in_a_file: Reviews) -> None:
+def test_a_copied_folder_does_not_touch_the_original(in_a_file: Reviews) -> None:
     process(in_a_file.out)
     in_a_file.close()
     copied = in_a_file.out.with_name("copy")
@@ -335,7 +335,7 @@ def test_a_copy_of_a_folder_is_none_of_the_firsts_business(in_a_file: Reviews) -
     open_reviews(copied).close()
 
 
-def test_the_handlers_tell_what_became_of_the_review(reviews: Reviews) -> None:
+def test_the_handlers_return_the_state_of_the_review(reviews: Reviews) -> None:
     process(reviews.out)
     done = auto_approve({}, context("auto_approve", reviews.out))
     assert done == {"document_id": "invoice-7", "status": "approved", "approved_by": "auto"}
@@ -344,7 +344,7 @@ def test_the_handlers_tell_what_became_of_the_review(reviews: Reviews) -> None:
 # --- many at once ------------------------------------------------------------------------------
 
 
-def test_threads_that_write_at_once_each_get_their_own_answer(reviews: Reviews) -> None:
+def test_concurrent_threads_each_get_their_own_reply(reviews: Reviews) -> None:
     answers: dict[int, Any] = {}
 
     def work(number: int) -> None:
@@ -365,11 +365,11 @@ def test_threads_that_write_at_once_each_get_their_own_answer(reviews: Reviews) 
     assert len(reviews.list()) == 16
 
 
-def test_two_rules_are_never_at_one_review_at_the_same_time(reviews: Reviews) -> None:
+def test_two_rules_never_change_one_review_at_the_same_time(reviews: Reviews) -> None:
     take_in(reviews)
     url = os.environ.get("DOVETAIL_DATABASE_URL")
     # As another process would have it: with connections of its own.
-    other = _shelf(reviews.out, url and f"{url}?application_name=other", "full")
+    other = _store(reviews.out, url and f"{url}?application_name=other", "full")
     order: list[str] = []
     entered = threading.Event()
 
@@ -385,7 +385,7 @@ def test_two_rules_are_never_at_one_review_at_the_same_time(reviews: Reviews) ->
         order.append("quick")
         return replace(before, extractor="other")
 
-    first = threading.Thread(target=reviews._shelf.change, args=("invoice-7", slow))
+    first = threading.Thread(target=reviews._store.change, args=("invoice-7", slow))
     first.start()
     entered.wait()
     after = other.change("invoice-7", quick)
@@ -414,7 +414,7 @@ print(new)
 """
 
 
-def test_processes_that_write_at_once_lose_nothing_of_each_other(reviews: Reviews) -> None:
+def test_concurrent_processes_lose_no_write(reviews: Reviews) -> None:
     take_in(reviews, "same")
     command = [sys.executable, "-c", MANY, str(reviews.out)]
     crowd = [
@@ -436,7 +436,7 @@ def test_processes_that_write_at_once_lose_nothing_of_each_other(reviews: Review
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # what Celery does, too
-def test_a_process_that_was_forked_has_connections_of_its_own(reviews: Reviews) -> None:
+def test_a_forked_process_has_its_own_connections(reviews: Reviews) -> None:
     take_in(reviews)
     child = os.fork()
     if child == 0:
@@ -458,7 +458,7 @@ def test_a_process_that_was_forked_has_connections_of_its_own(reviews: Reviews) 
 # --- what goes wrong ---------------------------------------------------------------------------
 
 
-def test_a_folder_that_was_taken_away_is_made_anew(in_a_file: Reviews) -> None:
+def test_a_deleted_folder_is_created_again(in_a_file: Reviews) -> None:
     take_in(in_a_file)
     shutil.rmtree(in_a_file.out)
     assert in_a_file.list() == []
@@ -467,7 +467,7 @@ def test_a_folder_that_was_taken_away_is_made_anew(in_a_file: Reviews) -> None:
     assert (in_a_file.out / "reviews.db").is_file()
 
 
-def test_what_is_closed_is_opened_again(reviews: Reviews) -> None:
+def test_a_closed_review_store_is_opened_again(reviews: Reviews) -> None:
     take_in(reviews)
     close_reviews()
     assert len(reviews.list()) == 1
@@ -482,25 +482,27 @@ def open_files() -> list[str]:
     return found
 
 
-def test_only_so_many_files_are_kept_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_open_files_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("DOVETAIL_DATABASE_URL", raising=False)
-    folders = [tmp_path / str(number) for number in range(MOST_OPEN + 4)]
+    folders = [tmp_path / str(number) for number in range(MAX_OPEN + 4)]
     for folder in folders:
         take_in(open_reviews(folder))
     databases = {str(folder / "reviews.db") for folder in folders}
-    assert len(databases & set(open_files())) == MOST_OPEN
+    assert len(databases & set(open_files())) == MAX_OPEN
     assert all(len(open_reviews(folder).list()) == 1 for folder in folders)
     close_reviews()
 
 
-def test_a_file_that_is_no_database_is_told_and_left_as_it_is(in_a_file: Reviews) -> None:
+def test_a_file_that_is_no_database_is_reported_and_not_changed(in_a_file: Reviews) -> None:
     in_a_file.out.mkdir()
     (in_a_file.out / "reviews.db").write_bytes(b"something else" * 1000)
     with pytest.raises(StoreError, match=r"reviews.db is damaged or no database .* start anew"):
         in_a_file.list()
 
 
-def test_a_file_of_a_newer_version_is_not_touched(in_a_file: Reviews) -> None:
+def test_a_file_of_a_newer_version_is_not_changed(in_a_file: Reviews) -> None:
     in_a_file.out.mkdir()
     with sqlite3.connect(in_a_file.out / "reviews.db") as newer:
         newer.execute("PRAGMA user_version = 99")
@@ -509,9 +511,9 @@ def test_a_file_of_a_newer_version_is_not_touched(in_a_file: Reviews) -> None:
         take_in(in_a_file)
 
 
-def test_a_full_disk_is_said_and_can_be_tried_again(in_a_file: Reviews) -> None:
+def test_a_full_disk_is_reported_and_can_be_retried(in_a_file: Reviews) -> None:
     take_in(in_a_file)
-    connection = in_a_file._shelf._opened()  # type: ignore[attr-defined]
+    connection = in_a_file._store._opened()  # type: ignore[attr-defined]
     pages = connection.execute("PRAGMA page_count").fetchone()[0]
     connection.execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(RetryableError, match="the disk is full") as told:
@@ -521,16 +523,16 @@ def test_a_full_disk_is_said_and_can_be_tried_again(in_a_file: Reviews) -> None:
     take_in(in_a_file, "now")
 
 
-def test_one_that_fails_does_not_take_down_those_it_shares_a_transaction_with(
+def test_a_failing_write_does_not_fail_the_others_of_its_transaction(
     in_a_file: Reviews,
 ) -> None:
     take_in(in_a_file)
-    shelf: Any = in_a_file._shelf
+    store: Any = in_a_file._store
     good, bad = [
         reviews_sqlite._Request(lambda c, s=sql: c.execute(s).rowcount)
         for sql in ("UPDATE document_reviews SET confidence = 1", "UPDATE nothing SET at = all")
     ]
-    shelf._commit([good, bad])
+    store._commit([good, bad])
     assert (good.answer, good.error) == (1, None)
     assert isinstance(bad.error, StoreError)
     review = in_a_file.get("invoice-7")
@@ -538,13 +540,13 @@ def test_one_that_fails_does_not_take_down_those_it_shares_a_transaction_with(
     assert review.confidence == 1.0
 
 
-def test_a_folder_that_cannot_be_made_is_told(in_a_file: Reviews) -> None:
+def test_a_folder_that_cannot_be_created_is_an_error(in_a_file: Reviews) -> None:
     in_a_file.out.write_text("a file")
     with pytest.raises(PermanentError, match="cannot be written"):
         take_in(in_a_file)
 
 
-def test_a_database_that_is_away_is_said_without_its_password_and_can_be_tried_again(
+def test_an_unreachable_database_is_reported_without_its_password_and_can_be_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOVETAIL_DATABASE_URL", "postgresql://ann:hushhush@127.0.0.1:1/db")
@@ -555,7 +557,7 @@ def test_a_database_that_is_away_is_said_without_its_password_and_can_be_tried_a
     close_reviews()
 
 
-def test_a_database_without_its_library_says_what_to_install(
+def test_a_database_without_its_library_names_the_package_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOVETAIL_DATABASE_URL", "postgresql://127.0.0.1:1/db")
@@ -565,9 +567,7 @@ def test_a_database_without_its_library_says_what_to_install(
     close_reviews()
 
 
-def test_a_url_that_cannot_be_read_is_not_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_url_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOVETAIL_DATABASE_URL", "postgresql://ann:hushhush@host:port/db")
     with pytest.raises(StoreError, match="write it as in postgresql://user:password") as told:
         open_reviews(tmp_path).list()
@@ -575,7 +575,7 @@ def test_a_url_that_cannot_be_read_is_not_shown(
     close_reviews()
 
 
-def test_a_connection_that_broke_is_made_again(
+def test_a_broken_connection_is_opened_again(
     database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOVETAIL_DATABASE_URL", database)

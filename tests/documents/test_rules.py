@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 
-from dovetail.documents.amounts import amount, currency_of, decimal_sign, number
 from dovetail.documents.fields import Fields, json_schema, overall
-from dovetail.documents.reading import LONGEST_TEXT, read
-from dovetail.documents.rules import day_of, fields_of
+from dovetail.documents.reading import MAX_TEXT_LENGTH, read
+from dovetail.documents.rules import amount, currency_of, day_of, decimal_sign, fields_of, number
 
 SAMPLES = Path(__file__).parents[2] / "examples" / "documents"
 
@@ -74,7 +73,7 @@ EXPECTED: dict[str, tuple[tuple[Any, ...], list[Item]]] = {
 
 
 class TestTheSamples:
-    def test_are_what_their_tool_makes(self, monkeypatch):
+    def test_equal_the_output_of_their_tool(self, monkeypatch):
         monkeypatch.setattr(sys, "path", sys.path[:])  # to which the tool adds
         tool = runpy.run_path(str(SAMPLES.parents[1] / "tools" / "sample_documents.py"))
         made: dict[str, bytes] = tool["samples"]()
@@ -85,7 +84,7 @@ class TestTheSamples:
             assert _contents(here[name]) == _contents(content), f"{name}: make it again"
 
     @pytest.mark.parametrize("name", EXPECTED)
-    def test_are_understood(self, name):
+    def test_are_extracted_correctly(self, name):
         fields = fields_of(read(SAMPLES / name).text)
         facts, items = EXPECTED[name]
         assert (
@@ -97,7 +96,7 @@ class TestTheSamples:
         ) == facts
         assert items_of(fields) == items
 
-    def test_are_sure_but_for_the_one_that_a_person_has_to_look_at(self):
+    def test_are_confident_except_the_sample_for_a_person(self):
         sure = {name: fields_of(read(SAMPLES / name).text).confidence for name in EXPECTED}
         assert [name for name, confidence in sure.items() if confidence < 0.8] == ["scribbled.txt"]
 
@@ -204,7 +203,7 @@ Total\t\t€600.00
 """
 
 
-def test_an_american_invoice_has_its_month_first_and_no_recipient_for_vendor():
+def test_an_american_invoice_has_its_month_first_and_its_recipient_is_not_the_vendor():
     fields = fields_of(INVOICE)
     assert found_in(INVOICE) == {
         "type": "invoice",
@@ -219,7 +218,7 @@ def test_an_american_invoice_has_its_month_first_and_no_recipient_for_vendor():
     ]
 
 
-def test_a_receipt_counts_what_is_told_on_the_line_below():
+def test_a_receipt_reads_quantities_from_the_line_below():
     fields = fields_of(SUPERMARKET)
     assert found_in(SUPERMARKET) == {
         "type": "receipt",
@@ -246,25 +245,25 @@ def test_a_letter_about_an_invoice_is_a_letter_and_has_no_total():
     }
 
 
-def test_a_contract_is_of_its_first_party():
+def test_the_vendor_of_a_contract_is_its_first_party():
     found = found_in(LEASE)
     assert (found["type"], found["vendor"]) == ("contract", "Hausverwaltung Sonnenschein GmbH")
     assert found["date"] == "2026-02-01"
 
 
-def test_columns_are_told_apart_and_things_that_are_called_like_payments_are_bought():
+def test_columns_are_separated_and_items_named_like_payments_are_items():
     fields = fields_of(TWO_COLUMNS)
     assert (fields.vendor, fields.date) == ("Pixel Forge Studio", "2026-02-03")
     assert items_of(fields) == [("Logo design", 1, 400, 400), ("Gift card", 8, 25, 200)]
 
 
-def test_a_book_that_has_every_word_in_it_is_none_of_them():
+def test_a_book_with_every_keyword_has_the_type_other():
     words = "paid by visa at the terminal, a receipt for the table, cash and change, an invoice"
     book = "A short history of money\n\n" + "long ago nobody was " * 900 + words + " yet" * 2000
     assert found_in(book)["type"] == "other"
 
 
-def test_nothing_is_found_in_nothing():
+def test_a_meaningless_text_gives_no_fields():
     fields = fields_of("x")
     assert (fields.type, fields.vendor, fields.total, fields.line_items) == (
         "other",
@@ -307,11 +306,11 @@ def total_of(*lines: str) -> tuple[float | None, float]:
         (["Consulting\t10 h\t1 250,00\t12 500,00", "Total SEK\t12 500,00"], 12500),
     ],
 )
-def test_the_total_is_what_is_to_be_paid(lines, total):
+def test_the_total_is_the_amount_to_pay(lines, total):
     assert total_of(*lines)[0] == total
 
 
-def test_a_total_that_adds_up_is_surer_than_one_that_does_not():
+def test_a_total_that_adds_up_has_a_higher_confidence():
     _, adding = total_of("Subtotal 100.00", "VAT 20.00", "Total 120.00")
     _, alone = total_of("Total 120.00")
     _, wrong = total_of("Subtotal 100.00", "VAT 20.00", "Total 210.00")
@@ -319,7 +318,7 @@ def test_a_total_that_adds_up_is_surer_than_one_that_does_not():
     assert adding > alone > wrong > largest > 0
 
 
-def test_line_items_that_make_up_the_total_are_surer():
+def test_line_items_that_add_up_to_the_total_have_a_higher_confidence():
     right = fields_of("Foo Ltd\nInvoice 1\nTea  2  3.00  6.00\nCup  1  4.00  4.00\nTotal 10.00")
     wrong = fields_of("Foo Ltd\nInvoice 1\nTea  2  3.00  6.00\nCup  1  4.00  4.00\nTotal 99.00")
     assert right.confidences.line_items > 0.9 > 0.7 > wrong.confidences.line_items
@@ -351,7 +350,7 @@ def test_line_items_that_make_up_the_total_are_surer():
         ("١٢", ".", None),
     ],
 )
-def test_a_number_is_read_as_it_was_meant(text, decimal, value):
+def test_a_number_is_read_in_its_local_format(text, decimal, value):
     assert number(text, decimal) == value
 
 
@@ -375,12 +374,12 @@ def test_a_number_is_read_as_it_was_meant(text, decimal, value):
         ("12 Std.", None),
     ],
 )
-def test_an_amount_is_a_whole_cell(cell, value):
+def test_an_amount_fills_a_whole_cell(cell, value):
     found = amount(cell, ".")
     assert (found.value if found else None) == value
 
 
-def test_the_sign_of_cents_is_what_the_text_uses():
+def test_the_decimal_separator_is_the_one_that_the_text_uses():
     assert decimal_sign("1.000,00 and 2,50 but 3.99") == ","
     assert decimal_sign("1,000.00") == "."
     assert decimal_sign("no numbers") == "."
@@ -401,7 +400,7 @@ def test_the_sign_of_cents_is_what_the_text_uses():
         ("Europe", None),
     ],
 )
-def test_the_currency_is_that_of_most_amounts(text, code):
+def test_the_currency_is_the_one_of_most_amounts(text, code):
     assert currency_of(text)[0] == code
 
 
@@ -413,16 +412,16 @@ def test_the_currency_is_that_of_most_amounts(text, code):
         "Mar 31, 2026", "31-Mar-2026", "31 mars 2026", "31 de marzo de 2026", "31 Mar 26",
     ],
 )  # fmt: skip
-def test_a_day_is_found_in_every_spelling(text):
+def test_a_date_is_found_in_every_spelling(text):
     assert day_of(f"Date: {text}")[0] == "2026-03-31"
 
 
 @pytest.mark.parametrize("text", ["31.02.2026", "2026-13-01", "1.2.3.2026", "12:30", "00/00/2026"])
-def test_what_is_no_day_is_none(text):
+def test_an_invalid_date_is_none(text):
     assert day_of(text) == (None, 0.0)
 
 
-def test_a_day_that_may_be_in_either_month_is_unsure():
+def test_a_date_with_an_ambiguous_month_has_a_low_confidence():
     day, unsure = day_of("Date: 03/04/2026")
     assert day == "2026-04-03"
     assert day_of("Date: 03/04/2026", is_american=True)[0] == "2026-03-04"
@@ -431,12 +430,12 @@ def test_a_day_that_may_be_in_either_month_is_unsure():
     assert day_of("Date: 03/03/2026")[1] == sure
 
 
-def test_another_day_of_the_text_tells_which_of_the_two_it_is():
+def test_another_date_in_the_text_resolves_an_ambiguous_date():
     assert day_of("Date: 03/04/2026, due 04/25/2026") == ("2026-03-04", 0.97)
     assert day_of("Date: 03/04/2026, due 25/04/2026") == ("2026-04-03", 0.97)
 
 
-def test_the_day_of_issue_is_not_the_day_it_is_due():
+def test_the_date_of_issue_is_not_the_due_date():
     text = "Due date: 30.04.2026\nDelivery date 01.03.2026\nInvoice date: 31.03.2026"
     assert day_of(text) == ("2026-03-31", 0.97)
     assert day_of("Leistungszeitraum 01.02.2026 bis 28.02.2026\nDatum\n05.03.2026")[0] == (
@@ -447,7 +446,7 @@ def test_the_day_of_issue_is_not_the_day_it_is_due():
 # --- the whole ---------------------------------------------------------------------------------
 
 
-def test_a_document_is_as_sure_as_its_weakest_field_lets_it_be():
+def test_the_weakest_field_limits_the_confidence_of_a_document():
     good = dict.fromkeys(("type", "vendor", "date", "currency", "total", "line_items"), 0.95)
     assert overall("invoice", good) == 0.95
     assert overall("invoice", {**good, "date": 0.5}) < 0.8
@@ -455,7 +454,7 @@ def test_a_document_is_as_sure_as_its_weakest_field_lets_it_be():
     assert overall("letter", {**good, "total": 0.0, "currency": 0.0}) == 0.95
 
 
-def test_the_schema_is_as_strict_as_endpoints_want_it():
+def test_the_schema_is_as_strict_as_endpoints_require():
     def objects(part: Any) -> list[dict[str, Any]]:
         below = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
         own = [part] if isinstance(part, dict) and part.get("type") == "object" else []
@@ -480,9 +479,9 @@ def hostile() -> dict[str, str]:
         "heads": "Description\tQty\tUnit price\tAmount\n", "senders": "from:\n", "title": "x-",
         "umlauts": "ä", "spaced": "1 000 ", "points alone": ".", "at": "a@", "minus": "- 1",
     }  # fmt: skip
-    made = {name: (word * LONGEST_TEXT)[:LONGEST_TEXT] for name, word in words.items()}
+    made = {name: (word * MAX_TEXT_LENGTH)[:MAX_TEXT_LENGTH] for name, word in words.items()}
     signs = "0123456789.,€ $EUR\n\tabTotal:-/x"
-    made["noise"] = "".join(chance.choices(signs, k=LONGEST_TEXT))
+    made["noise"] = "".join(chance.choices(signs, k=MAX_TEXT_LENGTH))
     return made
 
 
@@ -498,7 +497,7 @@ def test_hostile_text_takes_less_than_a_tenth_of_a_second(name, text):
     assert best < 0.1
 
 
-def test_the_middle_of_a_very_long_text_is_not_looked_at():
+def test_the_middle_of_a_very_long_text_is_not_read():
     text = "Foo Ltd\nInvoice 7\nDate: 2026-01-05\n" + "Tea  1  2.00  2.00\n" * 20_000
     longer = text + "Tea  1  2.00  2.00\n" * 20_000
     assert fields_of(text) == fields_of(longer)
@@ -508,7 +507,7 @@ def test_the_same_text_gives_the_same_fields():
     assert fields_of(INVOICE) == fields_of(INVOICE)
 
 
-def test_whatever_is_written_the_fields_are_within_their_bounds():
+def test_the_fields_are_within_their_limits_for_any_text():
     chance = random.Random(3)
     pieces = [
         *INVOICE.split(), *SUPERMARKET.split(), *LETTER.split(), "\n", "\n", "\t", "  ", "€",

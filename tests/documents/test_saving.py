@@ -65,7 +65,7 @@ def test_the_parquet_file_has_every_field_with_its_exact_type(tmp_path: Path) ->
     assert table.schema.field("total").type == pyarrow.decimal128(38, 9)
 
 
-def test_a_unit_price_of_a_thousandth_of_a_cent_is_not_rounded_away(tmp_path: Path) -> None:
+def test_a_very_small_unit_price_is_not_rounded_away(tmp_path: Path) -> None:
     item = {"description": "call", "quantity": 123456.0, "unit_price": 0.00001, "amount": 1.23}
     saved = save_parquet({"extracted": extracted(line_items=[item])}, context("s", tmp_path))
     (row,) = pyarrow.parquet.ParquetFile(saved["path"]).read().to_pylist()
@@ -82,7 +82,7 @@ def test_a_unit_price_of_a_thousandth_of_a_cent_is_not_rounded_away(tmp_path: Pa
         (5e-324, "0"),
     ],
 )
-def test_an_amount_is_the_decimal_number_that_was_found(
+def test_an_amount_is_the_exact_decimal_number_that_was_extracted(
     tmp_path: Path, total: float, exact: str
 ) -> None:
     saved = save_parquet({"extracted": extracted(total=total)}, context("s", tmp_path))
@@ -90,7 +90,7 @@ def test_an_amount_is_the_decimal_number_that_was_found(
     assert row["total"] == Decimal(exact)
 
 
-def test_the_files_are_partitioned_by_the_documents_own_day_and_type(tmp_path: Path) -> None:
+def test_the_files_are_partitioned_by_the_date_and_type_of_the_document(tmp_path: Path) -> None:
     save_both(tmp_path, extracted())
     save_both(tmp_path, extracted(date=None, type="letter"), document_id="letter-1")
     assert sorted(tree(tmp_path)) == [
@@ -118,7 +118,7 @@ def test_the_json_file_is_sorted_and_ends_with_a_newline(tmp_path: Path) -> None
     assert "Möbel" in text
 
 
-def test_a_step_says_where_the_file_is_and_what_it_holds(tmp_path: Path) -> None:
+def test_a_step_returns_the_path_size_and_hash_of_its_file(tmp_path: Path) -> None:
     for saved in save_both(tmp_path, extracted()):
         content = Path(saved["path"]).read_bytes()
         assert saved["bytes"] == len(content)
@@ -133,7 +133,7 @@ def test_another_run_at_another_time_writes_the_same_bytes(tmp_path: Path) -> No
     assert b"run-1" not in b"".join(tree(once).values())
 
 
-def test_id_and_path_are_those_of_the_run_and_not_of_who_extracted_it(tmp_path: Path) -> None:
+def test_id_and_path_are_those_of_the_run_not_of_the_first_extraction(tmp_path: Path) -> None:
     params = {"document_id": "copy", "file_path": "/inbox/copy.pdf"}
     parquet, as_json = save_both(tmp_path, extracted(), **params)
     told = json.loads(Path(as_json["path"]).read_text())
@@ -143,7 +143,7 @@ def test_id_and_path_are_those_of_the_run_and_not_of_who_extracted_it(tmp_path: 
         assert row[name] == value
 
 
-def test_a_wrong_extension_is_a_warning_of_the_path_that_has_it(tmp_path: Path) -> None:
+def test_a_wrong_extension_gives_a_warning_only_for_its_own_path(tmp_path: Path) -> None:
     told = []
     for name in ("right.pdf", "wrong.txt"):
         parquet, as_json = save_both(
@@ -158,7 +158,7 @@ def test_a_wrong_extension_is_a_warning_of_the_path_that_has_it(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("bad", ["", "../etc", "a/b", ".hidden", "a b", "x" * 129, "ä", 7, None])
-def test_an_id_that_is_no_name_for_a_file_is_refused(tmp_path: Path, bad: object) -> None:
+def test_an_id_that_is_not_a_file_name_is_refused(tmp_path: Path, bad: object) -> None:
     with pytest.raises(PermanentError, match=r"document_id .* becomes the name of a file"):
         save_json({"extracted": extracted()}, context("save_json", tmp_path, document_id=bad))
     assert not list(tmp_path.iterdir())
@@ -168,12 +168,12 @@ def test_an_id_that_is_no_name_for_a_file_is_refused(tmp_path: Path, bad: object
     "bad",
     [{"file_path": ""}, {"file_path": None}, {"file_path": "/a\0b"}, {"out": "\0"}, {"out": 7}],
 )
-def test_what_is_no_path_is_refused(tmp_path: Path, bad: dict[str, object]) -> None:
+def test_an_invalid_path_is_refused(tmp_path: Path, bad: dict[str, object]) -> None:
     with pytest.raises(PermanentError, match="is no path"):
         save_json({"extracted": extracted()}, context("save_json", **{"out": tmp_path, **bad}))
 
 
-def test_where_the_operator_has_named_folders_documents_stay_within_them(
+def test_documents_stay_within_the_folders_of_the_operator(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (allowed := tmp_path / "allowed").mkdir()
@@ -195,12 +195,12 @@ def test_where_the_operator_has_named_folders_documents_stay_within_them(
         assert refused.value.type == "not_allowed"
 
 
-def test_a_step_without_an_extraction_says_what_to_write(tmp_path: Path) -> None:
+def test_a_step_without_an_extraction_names_the_template_to_write(tmp_path: Path) -> None:
     with pytest.raises(PermanentError, match=r"\{\{ extract.output \}\}"):
         save_json({}, context("save_json", tmp_path))
 
 
-def test_without_an_out_the_folder_is_that_of_the_environment(
+def test_without_out_the_results_go_to_the_folder_of_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -211,7 +211,7 @@ def test_without_an_out_the_folder_is_that_of_the_environment(
     assert saved["path"] == str(tmp_path / "elsewhere" / "json" / "invoice-7.json")
 
 
-def test_without_the_library_it_is_said_what_to_install(
+def test_without_the_library_the_package_to_install_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
@@ -238,7 +238,7 @@ def calls_of(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return made
 
 
-def test_a_file_is_synced_before_it_gets_its_name_and_the_folder_after(
+def test_a_file_is_synced_before_it_is_renamed_and_its_folder_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = calls_of(monkeypatch)
@@ -307,7 +307,7 @@ def test_a_kill_at_any_moment_leaves_the_old_file_or_the_new_one(
     assert tree(tmp_path) == {"a.json": b"new" * 1000}
 
 
-def test_what_a_killed_process_left_goes_even_where_nothing_is_to_be_written(
+def test_the_part_file_of_a_killed_process_is_removed_even_if_nothing_is_written(
     tmp_path: Path,
 ) -> None:
     path, part = tmp_path / "a.json", tmp_path / ".a.json.part"
@@ -319,7 +319,7 @@ def test_what_a_killed_process_left_goes_even_where_nothing_is_to_be_written(
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
 @pytest.mark.parametrize("call", ["write", "fsync"])
-def test_a_full_disk_is_said_can_be_tried_again_and_leaves_nothing(
+def test_a_full_disk_is_reported_can_be_retried_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
 ) -> None:
     def full(*given: Any) -> int:
@@ -336,7 +336,7 @@ def test_a_full_disk_is_said_can_be_tried_again_and_leaves_nothing(
     assert write_atomically(path, b"new")
 
 
-def test_a_disk_that_takes_only_a_part_at_a_time_gets_the_rest_too(
+def test_a_partial_write_is_continued_until_all_bytes_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.write
@@ -345,14 +345,14 @@ def test_a_disk_that_takes_only_a_part_at_a_time_gets_the_rest_too(
     assert (tmp_path / "a.json").read_bytes() == b"0123456789" * 10
 
 
-def test_a_place_that_cannot_be_written_is_not_tried_again(tmp_path: Path) -> None:
+def test_an_unwritable_path_is_not_retried(tmp_path: Path) -> None:
     (tmp_path / "json").write_text("a file where the folder should be")
     with pytest.raises(PermanentError, match="DOVETAIL_DOCUMENTS_OUT names another folder") as told:
         write_atomically(tmp_path / "json" / "a.json", b"new")
     assert told.value.type == "not_writable"
 
 
-def test_two_who_write_one_file_at_once_never_show_a_part_of_it(tmp_path: Path) -> None:
+def test_two_concurrent_writers_of_one_file_never_expose_a_part_of_it(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     contents = [bytes([letter]) * 100_000 for letter in b"ab"]
     path.write_bytes(contents[0])
@@ -379,7 +379,7 @@ def test_two_who_write_one_file_at_once_never_show_a_part_of_it(tmp_path: Path) 
     assert list(tree(tmp_path)) == ["a.json"]
 
 
-def test_one_who_waited_for_the_writer_before_does_not_touch_what_that_one_wrote(
+def test_a_writer_that_waited_does_not_touch_the_file_of_the_previous_writer(
     tmp_path: Path,
 ) -> None:
     path, part = tmp_path / "a.json", tmp_path / ".a.json.part"
@@ -398,7 +398,7 @@ def test_one_who_waited_for_the_writer_before_does_not_touch_what_that_one_wrote
     assert list(tree(tmp_path)) == ["a.json"]
 
 
-def test_a_file_is_taken_away_once(tmp_path: Path) -> None:
+def test_a_file_is_removed_once(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     path.write_bytes(b"x")
     assert remove(path)

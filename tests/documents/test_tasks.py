@@ -23,7 +23,8 @@ from celery.exceptions import TimeLimitExceeded
 
 from dovetail import Dovetail
 from dovetail.celery import DagRefused, dag_registry, run_dag
-from dovetail.documents import PIPELINE, statistics
+from dovetail.documents import PIPELINE
+from dovetail.documents.metrics import statistics_of
 from dovetail.documents.reviews import open_reviews
 from dovetail.documents.tasks import _send, batch_process_task, process_document_task
 
@@ -159,7 +160,7 @@ def rows(out: Path) -> list[dict[str, Any]]:
     return found
 
 
-async def test_a_batch_gives_what_the_embedded_engine_gives(
+async def test_a_celery_batch_gives_the_results_of_the_embedded_engine(
     team: Team, llm: LlmStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     documents = documents_in(tmp_path / "in")
@@ -215,7 +216,7 @@ async def test_a_batch_gives_what_the_embedded_engine_gives(
     assert (contents(out), open_reviews(out).list()) == (files, reviews)
 
 
-def test_a_document_is_a_task_with_a_result_of_its_own(team: Team, tmp_path: Path) -> None:
+def test_a_document_is_a_task_with_its_own_result(team: Team, tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text(text_of(7))
     out, task_id = tmp_path / "out", uuid4().hex
     before = team.metric("processing_duration_seconds_count")
@@ -234,7 +235,7 @@ def test_a_document_is_a_task_with_a_result_of_its_own(team: Team, tmp_path: Pat
     assert team.metric("processing_duration_seconds_count") == before + 1
 
 
-def test_one_that_is_killed_does_not_keep_its_batch_from_ending(
+def test_a_killed_document_does_not_keep_its_batch_from_ending(
     team: Team, llm: LlmStub, tmp_path: Path
 ) -> None:
     documents = documents_in(tmp_path / "in")[:2]
@@ -249,7 +250,7 @@ def test_one_that_is_killed_does_not_keep_its_batch_from_ending(
     assert rows == {"d1": "failed", "d2": "success"}
 
 
-def test_one_that_is_killed_alone_is_a_failed_document(
+def test_a_document_killed_alone_is_a_failed_document(
     team: Team, llm: LlmStub, tmp_path: Path
 ) -> None:
     (document, *_) = documents_in(tmp_path / "in")
@@ -262,7 +263,7 @@ def test_one_that_is_killed_alone_is_a_failed_document(
 
 
 @pytest.mark.usefixtures("llm")
-def test_one_that_cannot_be_saved_is_a_failed_document(team: Team, tmp_path: Path) -> None:
+def test_a_document_that_cannot_be_saved_is_a_failed_document(team: Team, tmp_path: Path) -> None:
     (document, *_) = documents_in(tmp_path / "in")
     out = tmp_path / "out"
     out.mkdir()
@@ -300,7 +301,7 @@ def test_a_definition_that_run_dag_runs_counts_its_document_by_its_end(tmp_path:
         assert [one.status for one in open_reviews(out).measurements()] == [status]
 
 
-def test_one_that_takes_too_long_is_a_failed_document(
+def test_a_document_that_takes_too_long_is_a_failed_document(
     team: Team, llm: LlmStub, tmp_path: Path
 ) -> None:
     (document, *_) = documents_in(tmp_path / "in")
@@ -327,11 +328,11 @@ def test_one_that_the_hard_time_limit_kills_alone_is_a_failed_document(
     os.kill(sent.info["pid"], signal.SIGSTOP)  # so that the soft limit does not end it first
     assert isinstance(sent.get(timeout=PATIENCE, propagate=False), TimeLimitExceeded)
     wait_for(lambda: open_reviews(out).measurements()[0].status == "failed", "its end")
-    counted = statistics.of(open_reviews(out).measurements())
+    counted = statistics_of(open_reviews(out).measurements())
     assert (counted.documents, counted.failed, counted.unfinished) == (1, 1, 0)
 
 
-def test_the_limits_are_those_of_every_dag_in_a_task() -> None:
+def test_the_limits_of_a_document_task_are_those_of_every_dag_task() -> None:
     found = process_document_task
     assert (found.soft_time_limit, found.time_limit, found.max_retries) == (270, 300, 3)
     assert found.acks_late
@@ -339,7 +340,7 @@ def test_the_limits_are_those_of_every_dag_in_a_task() -> None:
     assert batch_process_task.name == "dovetail.documents.batch_process_task"
 
 
-def test_called_as_a_function_a_batch_is_processed_here(
+def test_a_batch_called_as_a_function_is_processed_in_this_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("DOVETAIL_LLM_BASE_URL", raising=False)
@@ -365,14 +366,14 @@ def test_called_as_a_function_a_batch_is_processed_here(
         ([("a", "a.txt"), ("a", "b.txt")], r"documents\[1\] has the id 'a' of documents\[0\]"),
     ],
 )
-def test_what_is_no_list_of_documents_is_refused_before_anything_is_sent(
+def test_an_invalid_list_of_documents_is_refused_before_anything_is_sent(
     documents: Any, says: str
 ) -> None:
     with pytest.raises(DagRefused, match=says):
         batch_process_task(documents)
 
 
-def test_without_a_place_for_results_a_batch_says_what_would_help(
+def test_a_batch_without_a_result_backend_names_the_settings_that_help(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with Celery("nowhere", broker="memory://") as app:

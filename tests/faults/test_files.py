@@ -108,7 +108,7 @@ def refused(done: tuple[int, str, str], *words: str) -> None:
 
 @pytest.mark.parametrize("args", EVERY_COMMAND, ids=" ".join)
 @pytest.mark.parametrize("content", ["garbage", "text"])
-def test_a_file_that_is_no_database_is_told_and_left_as_it_is(
+def test_a_file_that_is_no_database_is_reported_and_not_changed(
     place: Path, dovetail: Dovetail, content: str, args: list[str]
 ) -> None:
     path = place / "runs.db"
@@ -338,7 +338,7 @@ def checkpoint(path: Path) -> None:
     connection.close()
 
 
-def test_a_folder_that_cannot_be_made_is_told(kept: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_an_error(kept: Path) -> None:
     kept.chmod(0o555)
     done = without_powers(kept.parent, *RUN, DOVETAIL_DB="kept/deeper/runs.db")
     refused(done, "cannot make the folder kept/deeper", "DOVETAIL_DB")

@@ -25,7 +25,7 @@ from .calling import call
 from .conftest import response
 
 
-class TestAnAnswer:
+class TestAReply:
     async def test_has_status_headers_body_and_json(self, serve, local, ctx):
         server = await serve(
             response(200, '{"a": [1, 2]}', {"Content-Type": "application/json", "X-Two": "b"})

@@ -71,10 +71,10 @@ async def test_the_doctor_reports_pgbouncer(bouncer: PgBouncerServer) -> None:
 def test_reviews_of_documents_are_stored_through_pgbouncer(
     bouncer: PgBouncerServer, tmp_path: Path
 ) -> None:
-    shelf = reviews_postgres.PostgresShelf(bouncer.url, tmp_path)
+    store = reviews_postgres.PostgresReviewStore(bouncer.url, tmp_path)
     try:
         for _ in range(10):
-            assert shelf.get("none") is None
-            assert shelf.measurements(None, None) == []
+            assert store.get("none") is None
+            assert store.measurements(None, None) == []
     finally:
         reviews_postgres.close_databases()

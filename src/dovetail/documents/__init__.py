@@ -1,7 +1,7 @@
 """The document pipeline: an application on the public surface of Dovetail, and nothing else.
 
-`--handlers dovetail.documents` loads its handlers, which is why they are imported here; whatever
-is large (Parquet, readers, databases) is imported by the function that needs it.
+`--handlers dovetail.documents` loads its handlers, so they are imported here. Whatever
+is large (Parquet, readers, databases) is imported in the function that needs it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dovetail.documents.handlers import (
     save_json,
     save_parquet,
 )
-from dovetail.documents.metrics import hear_of_dags
+from dovetail.documents.metrics import connect_dag_signal
 
 if TYPE_CHECKING:
     from dovetail.documents.dag import build_document_processing_dag
@@ -51,7 +51,7 @@ __all__ = [
     "save_parquet",
 ]
 
-hear_of_dags()
+connect_dag_signal()
 
 
 def __getattr__(name: str) -> Any:

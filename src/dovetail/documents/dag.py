@@ -1,7 +1,7 @@
-"""The document pipeline as a `WorkflowDAG`: for scripts, and for one Celery task a document.
+"""The document pipeline as a `WorkflowDAG`: for scripts, and for one Celery task per document.
 
-The steps are the handlers of the definitions, called with a context of the same kind. So they do
-and return the same wherever they run.
+The steps call the handlers of the definitions with a context of the same kind, so they do and
+return the same wherever they run.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def build_document_processing_dag(
 ) -> WorkflowDAG:
     """The pipeline for one document, with the layers of `pipeline.yaml`, or of `routed.yaml`.
 
-    `run_id` makes counting the document idempotent: give the same to start the same work again.
-    Where extracting makes no call, by rules or because the content is known, it waits for no
-    rate limit either.
+    `run_id` makes counting the document idempotent: pass the same id to start the same work again.
+    The step `extract` waits for the rate limit only if it calls the model: not if rules extract,
+    and not if the content is known.
     """
     params = {
         "document_id": checked_id(document_id),
@@ -86,7 +86,7 @@ def build_document_processing_dag(
 
 
 class _Steps:
-    """Handlers as steps of one run: each gets its config and a context of its own."""
+    """Wraps handlers as steps of one run; each call gets its config and its own context."""
 
     def __init__(self, run_id: str, params: dict[str, Any]) -> None:
         self._run_id = run_id
@@ -141,7 +141,7 @@ def _saved(outputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _makes_a_call(params: dict[str, Any]) -> bool:
-    """Whether extracting it asks a model: not by rules, and not for content that is known."""
+    """Whether the extraction calls a model: not if rules extract, not for known content."""
     from dovetail.documents import extraction, rules
 
     extractor = extraction.extractor_name()
@@ -150,5 +150,5 @@ def _makes_a_call(params: dict[str, Any]) -> bool:
     try:
         sha256 = extraction.content_hash(params["file_path"])
     except (OSError, PermanentError):
-        return True  # the step itself says what is wrong with it
+        return True  # the step reports the error
     return extraction.cached(sha256, params["out"], extractor) is None

@@ -1,6 +1,6 @@
-"""The fields of a document, their bounds, and how sure each is.
+"""The fields of a document, their bounds and their confidences.
 
-One model, which the rules and the language model fill; its JSON schema is given to the latter.
+Rules and language model fill the same model; the language model gets its JSON schema.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ Type = Literal["invoice", "receipt", "contract", "letter", "other"]
 TYPES: tuple[str, ...] = get_args(Type)
 
 MAX_LINE_ITEMS = 500
-LONGEST_TEXT = 300
+MAX_TEXT_LENGTH = 300
 
-# Far beyond any document, and within what a float holds to the cent.
-_LARGEST = 1e13
+# More than any document has; a float holds it exactly to the cent.
+_MAX_MONEY = 1e13
 
-# How much a field says about the whole, where the type has it at all: a letter has no total.
+# The weight of each field that a type must have: a letter has no total.
 _OF_MONEY = {"type": 1.0, "vendor": 1.0, "date": 1.0, "currency": 1.0, "total": 2.0}
 _OF_WORDS = {"type": 1.0, "vendor": 1.0, "date": 1.0}
 _WEIGHTS = {
@@ -40,9 +40,9 @@ def _real_day(text: str) -> str:
         raise ValueError("must be a day as in 2026-03-31") from None
 
 
-Money = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST, allow_inf_nan=False)]
+Money = Annotated[float, Field(ge=-_MAX_MONEY, le=_MAX_MONEY, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-Text = Annotated[str, Field(min_length=1, max_length=LONGEST_TEXT)]
+Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT_LENGTH)]
 
 
 class _Strict(BaseModel):
@@ -55,7 +55,7 @@ class _Strict(BaseModel):
 
 
 class LineItem(_Strict):
-    """One row of what was bought."""
+    """One row of goods or services."""
 
     description: Text
     quantity: Money | None = None
@@ -64,7 +64,7 @@ class LineItem(_Strict):
 
 
 class Confidences(_Strict):
-    """For each field how sure it is, from 0 to 1."""
+    """The confidence of each field, from 0 to 1."""
 
     type: Share = 0.0
     vendor: Share = 0.0
@@ -75,7 +75,7 @@ class Confidences(_Strict):
 
 
 class Fields(_Strict):
-    """What was found; none is null, never a guess."""
+    """The fields that were found. A field that was not found is null, never a guess."""
 
     type: Type
     vendor: Text | None = Field(None, description="who issued the document")
@@ -92,10 +92,10 @@ class Fields(_Strict):
 
 
 def overall(kind: str, confidences: Mapping[str, float]) -> float:
-    """How sure the whole is: half the mean of its fields, half the weakest of those it must have.
+    """The confidence of the whole: half the mean of its fields, half its weakest required field.
 
-    The weakest counts so much because a document is approved as a whole: four good fields do
-    not make up for a wrong total.
+    The weakest field counts that much because a document is approved as a whole: four right
+    fields do not help if the total is wrong.
     """
     weights = _WEIGHTS.get(kind, _OF_WORDS)
     weakest = min(confidences.get(name, 0.0) for name in weights)
@@ -106,20 +106,20 @@ def overall(kind: str, confidences: Mapping[str, float]) -> float:
 
 
 def json_schema() -> dict[str, Any]:
-    """Of `Fields`, with every field required and nothing else allowed, as strict endpoints want."""
+    """The schema of `Fields` for strict endpoints: every field required, no other allowed."""
     schema: dict[str, Any] = _bare(Fields.model_json_schema(mode="serialization"))
     return schema
 
 
 def _bare(part: Any) -> Any:
-    """Without titles and defaults: strict endpoints refuse the latter."""
+    """Without titles and defaults: strict endpoints refuse defaults."""
     if isinstance(part, list):
         return [_bare(item) for item in part]
     if not isinstance(part, dict):
         return part
     kept = {}
     for key, value in part.items():
-        if key in ("properties", "$defs"):  # here the keys are names of our own
+        if key in ("properties", "$defs"):  # here the keys are field names
             kept[key] = {name: _bare(inner) for name, inner in value.items()}
         elif key not in ("title", "default"):
             kept[key] = _bare(value)

@@ -1,11 +1,11 @@
-"""PDF, DOCX, HTML and pictures as text: the one place where strangers' formats are parsed.
+"""PDF, DOCX, HTML and pictures as text: the one place where foreign formats are parsed.
 
 It runs in a process of its own (`reading.py` starts it, by path), because a parser written in C
-can crash or never return, and a thread that does so takes its worker along. Therefore it imports
-nothing of Dovetail, bounds its own memory, and says what is wrong in a word and a sentence.
+can crash or hang, and in a thread it would take the worker with it. Therefore it imports nothing
+of Dovetail and bounds its own memory.
 
-A request is a line with kind and length, then the bytes; an answer a line with its length, then
-JSON. When the other process closes the pipe, this one ends.
+A request is a line with kind and length, then the bytes. An answer is a line with its length, then
+JSON. The process ends when the caller closes the pipe.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any, BinaryIO
 
-ENOUGH_CHARACTERS = 400_000
-"""Twice what is passed on; to read further would be for nothing."""
+MAX_CHARACTERS = 400_000
+"""Twice what `reading.py` keeps."""
 MAX_PAGES = 300
 MAX_OCR_PAGES = 10
 OCR_SECONDS = 60
@@ -53,7 +53,7 @@ _BLOCKS = {
 
 
 class UnreadableDocument(Exception):
-    """A document that gives no text; `type` is the word that its node fails with."""
+    """A document without text; `type` is the error type of its node."""
 
     def __init__(self, type: str, message: str) -> None:  # noqa: A002
         super().__init__(message)
@@ -61,7 +61,7 @@ class UnreadableDocument(Exception):
 
 
 def parse(kind: str, data: bytes) -> dict[str, Any]:
-    """Text, pages and warnings. Raises `Unreadable`."""
+    """Text, pages and warnings. Raises `UnreadableDocument`."""
     warnings: list[str] = []
     if kind == "pdf":
         text, pages = _pdf(data, warnings)
@@ -102,7 +102,7 @@ def _pdf(data: bytes, warnings: list[str]) -> tuple[str, int]:
                 damaged += 1
                 continue
             length += len(texts[-1])
-            if length > ENOUGH_CHARACTERS:
+            if length > MAX_CHARACTERS:
                 break
         if not texts:
             raise UnreadableDocument("corrupt", f"none of the PDF's {count} pages can be read")
@@ -117,10 +117,10 @@ def _pdf(data: bytes, warnings: list[str]) -> tuple[str, int]:
 
 
 def _page_lines(page: Any) -> Iterator[str]:
-    """The page's words put back into rows, as people see them; a tab stands between columns.
+    """The words of the page as rows, with a tab between columns.
 
-    PDF has no rows: a table may be drawn column by column, and the gap between two columns is
-    nowhere in its text.
+    PDF has no rows: a table may be drawn column by column, and its text does not contain the gap
+    between two columns.
     """
     rows: list[list[_Word]] = []
     for word in sorted(_words(page), key=lambda word: -word.middle):
@@ -155,12 +155,12 @@ def _words(page: Any) -> Iterator[_Word]:
 
     text_page = page.get_textpage()
     handle = text_page.raw
-    count = min(raw.FPDFText_CountChars(handle), ENOUGH_CHARACTERS)
+    count = min(raw.FPDFText_CountChars(handle), MAX_CHARACTERS)
     box = raw.FS_RECTF()
     place = ctypes.byref(box)
 
     text = text_page.get_text_range(0, count) if count > 0 else ""
-    if len(text) != count:  # characters that count as two, or as none: then one by one
+    if len(text) != count:  # some characters count as two or as none: read one by one
         text = "".join(chr(raw.FPDFText_GetUnicode(handle, i) or 32) for i in range(count))
     start = 0
     for word in text.split():
@@ -182,7 +182,7 @@ def _has_pictures(document: Any) -> bool:
 
 
 def _scanned(document: Any, warnings: list[str]) -> str:
-    """What a PDF of pictures says, by looking at it."""
+    """The text of a scanned PDF, by OCR."""
     if shutil.which("tesseract") is None:
         raise UnreadableDocument(
             "no_ocr",
@@ -215,7 +215,7 @@ def _seen(picture: bytes) -> str:
             "apt install tesseract-ocr",
         )
     try:
-        done = subprocess.run(  # noqa: S603  (a picture goes in, nothing of it is a command)
+        done = subprocess.run(  # noqa: S603  (the picture is input, not part of the command)
             [program, "stdin", "stdout"],
             input=picture,
             capture_output=True,
@@ -239,8 +239,8 @@ def _seen(picture: bytes) -> str:
 def _docx(data: bytes) -> str:
     """Headers, body, footers.
 
-    By lxml alone: python-docx takes 12 ms to open the smallest file, because it parses every
-    part, styles and themes too; the three that have text take 0.3 ms.
+    With lxml alone: python-docx takes 12 ms for the smallest file because it parses every part,
+    styles and themes too. The parts with text take 0.3 ms.
     """
     from lxml import etree  # type: ignore[import-untyped]
 
@@ -261,9 +261,9 @@ def _docx(data: bytes) -> str:
 
 
 def _text_parts(package: zipfile.ZipFile, size: int) -> list[str]:
-    """The names of what has text, in the order in which it is read.
+    """The names of the parts with text, in reading order.
 
-    Refuses what unpacks to too much, by what it declares: zipfile never unpacks more than that.
+    Refuses a file that declares too many bytes; zipfile never unpacks more than declared.
     """
     entries = {entry.filename: entry for entry in package.infolist()}
     body = next((name for name in entries if _BODY.fullmatch(name)), None)
@@ -310,16 +310,16 @@ def _word_text(paragraph: Any) -> str:
     for piece in paragraph.iter():
         name = _name(piece)
         if name == "t":
-            # The same text for readers that know less stands beside it once more.
+            # A fallback repeats the same text for older programs.
             if not any(_name(above) == "Fallback" for above in piece.iterancestors()):
                 parts.append(piece.text or "")
         elif name in ("tab", "br", "cr") and _name(piece.getparent()) == "r":
-            parts.append("\t" if name == "tab" else "\n")  # a tab stop of a style is no tab
+            parts.append("\t" if name == "tab" else "\n")  # not the tab stop of a style
     return "".join(parts)
 
 
 def _name(element: Any) -> str:
-    """Without its namespace, of which there are two for the same thing."""
+    """The tag without its namespace: DOCX has two namespaces for the same tags."""
     return element.tag.rpartition("}")[2] if isinstance(element.tag, str) else ""
 
 
@@ -327,10 +327,10 @@ def _name(element: Any) -> str:
 
 
 def _html(data: bytes) -> str:
-    """`data` is UTF-8: the caller has decoded it."""
+    """`data` is UTF-8: the caller has converted it."""
     from lxml import etree
 
-    # However deep: this process has its own bounds, and a mail within mails within tables is read.
+    # `huge_tree`: mails have deeply nested tables, and this process is bounded anyway.
     parser = etree.HTMLParser(
         encoding="utf-8", no_network=True, remove_comments=True, remove_pis=True, huge_tree=True
     )
@@ -348,7 +348,7 @@ def _html(data: bytes) -> str:
             if tag in _BLOCKS:
                 page.break_line()
             page.say(element.tail)
-            if page.length > ENOUGH_CHARACTERS:
+            if page.length > MAX_CHARACTERS:
                 break
         elif tag in _SILENT or _is_hidden(element):
             walk.skip_subtree()
@@ -412,17 +412,17 @@ def _is_hidden(element: Any) -> bool:
 # --- the process -------------------------------------------------------------------------------
 
 
-def serve(asked: BinaryIO, answers: BinaryIO) -> None:
-    """Answer requests until the pipe is closed."""
-    while head := asked.readline():
+def serve(requests: BinaryIO, answers: BinaryIO) -> None:
+    """Answer requests until the caller closes the pipe."""
+    while head := requests.readline():
         kind, length = head.decode().split()
-        data = asked.read(int(length))
-        if len(data) < int(length):  # the other process is gone
+        data = requests.read(int(length))
+        if len(data) < int(length):  # the caller is gone
             return
         answer: dict[str, Any]
         try:
             answer = parse(kind, data)
-            answer["text"] = answer["text"][:ENOUGH_CHARACTERS]
+            answer["text"] = answer["text"][:MAX_CHARACTERS]
         except UnreadableDocument as error:
             answer = {"error": error.type, "message": str(error)}
         except (MemoryError, RecursionError) as error:
@@ -430,23 +430,23 @@ def serve(asked: BinaryIO, answers: BinaryIO) -> None:
             answer = {"error": "too_large", "message": f"reading it takes too much {needs}"}
         except ModuleNotFoundError as error:
             answer = {"error": "missing_package", "message": error.name}
-        except Exception as error:  # a library that took the file at its word
+        except Exception as error:  # a library failed on a damaged file
             what = f"it cannot be read as {kind}: {type(error).__name__} {error}"[:300]
             answer = {"error": "corrupt", "message": what}
-        # Lone surrogates can be in what a PDF calls its text, and nowhere else.
+        # ASCII, because the text of a PDF can have lone surrogates.
         text = json.dumps(answer).encode("ascii")
         answers.write(b"%d\n%s" % (len(text), text))
         answers.flush()
 
 
 def main() -> None:
-    with suppress(ValueError, OSError):  # not every system bounds it
+    with suppress(ValueError, OSError):  # not every system supports it
         resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
-    with suppress(ModuleNotFoundError):  # now, while no request waits; reported when it is needed
+    with suppress(ModuleNotFoundError):  # before the first request; an error is reported on use
         import_module("lxml.etree")
         import_module("pypdfium2")
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints must not get between the answers
+    os.dup2(2, 1)  # what a library prints must not mix with the answers
     with suppress(BrokenPipeError):
         serve(sys.stdin.buffer, answers)
 

@@ -1,9 +1,10 @@
-"""The steps of the document pipeline as handlers.
+"""The steps of the document pipeline as handlers, and the Parquet file of a document.
 
-Each names its document, calls the part that does the work, and returns what the next step needs.
-Id and path of a document come from the params of the run, never from the extraction: equal content
-is extracted once, for the first document that has it. The same content gives the same bytes of
-Parquet, so a rerun changes no file.
+Each handler finds its document, calls the module that does the work, and returns what the next
+step needs. Id and path of a document come from the params of the run, never from the extraction:
+equal content is extracted once, for the first document that has it.
+
+Equal content gives equal bytes of Parquet and JSON, so a rerun changes no file.
 """
 
 from __future__ import annotations
@@ -29,13 +30,15 @@ from dovetail.documents.files import (
     saved,
 )
 
+# --- Parquet -----------------------------------------------------------------------------------
+
 _DIGITS = 38
 _DECIMALS = 9
 
 
 @cache
 def schema() -> Any:
-    """The columns. `document_type` and not `type`: that is the partition's, and readers that take
+    """The columns. `document_type` instead of `type`, which is the partition: readers that take
     partitions from the path refuse a file with a column of the same name."""
     import pyarrow as pa  # type: ignore[import-untyped]
 
@@ -73,7 +76,7 @@ def schema() -> Any:
 
 
 def parquet_bytes(found: dict[str, Any]) -> bytes:
-    """One row, as a whole file."""
+    """A Parquet file with one row."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq  # type: ignore[import-untyped]
@@ -112,25 +115,27 @@ def _row(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _exact(number: float | None) -> Decimal | None:
-    """The number as it is written, not the binary fraction nearest to it."""
+    """The number as written, not its nearest binary fraction."""
     if number is None:
         return None
     return round(Decimal(repr(number)), _DECIMALS)
 
 
+# --- handlers ----------------------------------------------------------------------------------
+
 EXTRACT_RETRIES = 3
 SAVE_RETRIES = 3
 
 AUTO = "auto"
-"""The name of the approver if no person has approved."""
+"""The name in `approved_by` if no person has approved."""
 
-# Says which run extracted it, and when: true of that run alone, and in no file.
+# The run that extracted it, and when; not written to files.
 _OF_THE_RUN = ("run_id", "started_at")
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentRun:
-    """Which document a run is about."""
+    """The document of a run."""
 
     id: str
     path: str
@@ -148,7 +153,7 @@ class DocumentRun:
             path=str(Path(str(path)).absolute()),
             out=Path(out).absolute() if out else default_out(),
         )
-        # Said at once, and of both. What is opened later is confined when it is opened.
+        # Checked early for a clear error. Each file is checked again when it is opened.
         for place in (found.path, found.out):
             confined(place)
         return found
@@ -158,7 +163,7 @@ class DocumentRun:
 async def extract(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
     """Reads the document and finds its fields: through the language model, or by rules.
 
-    The config says what is to be found there, if that is known: `sha256` and `extractor`.
+    The config may have the expected `sha256` and `extractor`.
     """
     from dovetail.documents.extraction import extract as fields_of
 
@@ -167,14 +172,14 @@ async def extract(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
     found = await fields_of(
         document.path,
         document.out,
-        # Of the attempt: an endpoint that keeps to the key would repeat an answer of no use.
+        # With the attempt: an endpoint that honours the key would repeat a refused answer.
         idempotency_key=f"{ctx.idempotency_key}:{ctx.attempt}",
         sha256=config.get("sha256") or "",
     )
     _check_extractor(config, found)
     if config.get("sha256") and config.get("extractor"):
-        # Both were compared: equal content has this output, whichever document asks for it. So it
-        # names none, or a duplicate would be given the name of another.
+        # Both were checked, so equal content has this output for every document. It names no
+        # document: else a duplicate would get the name of another.
         ctx.decided_by_config()
         return found
     return {**found, "document_id": document.id, "file_path": document.path}
@@ -182,8 +187,7 @@ async def extract(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
 
 @handler("documents.save_parquet", max_retries=SAVE_RETRIES)
 def save_parquet(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
-    """Writes what was found as a Parquet file, partitioned by the document's day and type."""
-
+    """Writes the fields as a Parquet file, partitioned by the day and type of the document."""
     document = DocumentRun.of(ctx)
     found = _to_be_kept(config, document)
     path = parquet_path(document.out, document.id, found["date"], found["type"])
@@ -192,7 +196,7 @@ def save_parquet(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
 
 @handler("documents.save_json", max_retries=SAVE_RETRIES)
 def save_json(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
-    """Writes what was found as a JSON file."""
+    """Writes the fields as a JSON file."""
     document = DocumentRun.of(ctx)
     found = _to_be_kept(config, document)
     text = json.dumps(found, indent=2, sort_keys=True, ensure_ascii=False)
@@ -201,9 +205,9 @@ def save_json(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
 
 @handler("documents.record_metrics", max_retries=SAVE_RETRIES)
 def record_metrics(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
-    """Measures the document: how long its extraction took, how sure it is.
+    """Records how long the extraction took, and its confidence.
 
-    Provisional: whether the document counts as a success is for the end of the run to say.
+    Provisional: the end of the run decides whether the document counts as a success.
     """
     from dovetail.documents.metrics import note
 
@@ -217,7 +221,7 @@ def record_metrics(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
 
 @handler("documents.create_review", max_retries=SAVE_RETRIES)
 def create_review(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
-    """Puts the document before people: one review for each, whatever they corrected kept."""
+    """Creates or updates the review of the document; corrections of people stay."""
     from dovetail.documents.reviews import open_reviews
 
     document = DocumentRun.of(ctx)
@@ -249,14 +253,14 @@ def line_items(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
         "count": len(items),
         "sum": added,
         "total": total,
-        # Taxes and shipping are no line items: a difference is reported, and is no error.
+        # Reported, not judged: taxes and shipping are no line items.
         "difference": None if total is None or not amounts else round(total - added, 4),
     }
 
 
 @handler("documents.auto_approve", max_retries=SAVE_RETRIES)
 def auto_approve(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
-    """Approves a review that no person has decided on."""
+    """Approves a review that is not approved yet."""
     from dovetail.documents.reviews import open_reviews
 
     document = DocumentRun.of(ctx)
@@ -280,7 +284,7 @@ def _extracted(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _to_be_kept(config: dict[str, Any], document: DocumentRun) -> dict[str, Any]:
-    """What goes into the files: the same for every run over the same content at the same path."""
+    """The content of the files: equal for every run with the same content at the same path."""
     from dovetail.documents.reading import extension_warning
 
     found = _extracted(config)
@@ -306,7 +310,7 @@ def _path_of(config: dict[str, Any], name: str, document: DocumentRun) -> Path:
 
 
 def _check_extractor(config: dict[str, Any], found: dict[str, Any]) -> None:
-    """Else the output would be kept in the node cache under another's name."""
+    """Else the node cache would keep the output under the name of another extractor."""
     wanted = config.get("extractor")
     if wanted and found["extractor"] != wanted:
         raise PermanentError(
@@ -322,5 +326,5 @@ def _begin(document: DocumentRun, ctx: Context) -> None:
 
     try:
         begin(document.out, document.id, ctx.run_id)
-    except DovetailError as error:  # to count a document must not keep it from being processed
+    except DovetailError as error:  # a document is processed even if it cannot be counted
         ctx.log.warning("the beginning of %s could not be counted: %s", document.id, error)

@@ -1,8 +1,8 @@
-"""A file's bytes become text: text files here, other formats in reader processes.
+"""The bytes of a file become text, whatever its name.
 
-The content decides the kind of a document; a wrong ending of its name gives a warning. A parser
-that crashes or never returns costs its own document and no other: it runs `formats.py` in a
-process of its own, of which a few are kept.
+The content decides the kind; a wrong extension gives a warning. Text files are read here. Every
+other format is parsed by `formats.py` in a child process, of which a few are kept. A parser that
+crashes or hangs costs its own document only.
 """
 
 from __future__ import annotations
@@ -31,22 +31,24 @@ from dovetail import PermanentError, RetryableError
 from dovetail.documents.files import opened_file
 from dovetail.documents.formats import MAX_MEMORY
 
-READERS = 2
-LONGEST_READING = 60.0
-LONGEST_START = 10.0
-MOST_READINGS = 2
-"""How many readers a document may cost."""
-NEARLY_ALL = 0.7
-"""Of the memory that a reader may have: one that has ended there had no more."""
+# --- readers -----------------------------------------------------------------------------------
 
-# What a reader needs of the environment: no key and no password that a hostile file could look for.
-_READERS_KNOW = frozenset(
+MAX_READERS = 2
+READING_SECONDS = 60.0
+START_SECONDS = 10.0
+MAX_READINGS = 2
+"""How many readers may die on one document."""
+FULL_MEMORY_SHARE = 0.7
+"""A reader that died above this share of its memory ran out of memory."""
+
+# The variables that a reader gets: no key and no password for a hostile file to find.
+_READER_ENVIRONMENT = frozenset(
     {
         *("PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "TESSDATA_PREFIX"),
         *("LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "HOME"),
     }
 )
-# A document that crashes its reader so would do it again; SIGKILL may have other causes.
+# A document that crashes the reader would crash it again. SIGKILL may come from outside.
 _CRASHES = {
     signal.SIGSEGV,
     signal.SIGBUS,
@@ -61,38 +63,38 @@ class _Reader:
     """One process of `formats.py`."""
 
     def __init__(self) -> None:
-        # By path, not by name: it needs nothing of the package. `-P` keeps the modules beside it
-        # from taking the place of Python's own. A session of its own: Ctrl-C is for us alone.
+        # By path, not by module name: it imports nothing of the package. `-P`: the modules beside
+        # it must not hide Python's own. A new session: Ctrl-C must not reach it.
         self.process = subprocess.Popen(  # noqa: S603  (our own file)
             [sys.executable, "-P", str(Path(__file__).with_name("formats.py"))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
-            env={name: value for name, value in os.environ.items() if name in _READERS_KNOW},
+            env={name: value for name, value in os.environ.items() if name in _READER_ENVIRONMENT},
         )
         self.peak_bytes = 0
-        """How much memory it had, once it has ended."""
-        self._asked = cast("IO[bytes]", self.process.stdin)
-        self._told = cast("IO[bytes]", self.process.stdout)
+        """Its peak memory, known after its end."""
+        self._requests = cast("IO[bytes]", self.process.stdin)
+        self._answers = cast("IO[bytes]", self.process.stdout)
 
     def ask(self, kind: str, data: bytes, seconds: float) -> dict[str, Any] | None:
-        """Its answer, or None if it was not done in time. Raises `EOFError` if it died."""
+        """Its answer, or None after `seconds`. Raises `EOFError` if it died."""
         try:
-            self._asked.write(f"{kind} {len(data)}\n".encode())
-            self._asked.write(data)
-            self._asked.flush()
+            self._requests.write(f"{kind} {len(data)}\n".encode())
+            self._requests.write(data)
+            self._requests.flush()
         except (BrokenPipeError, ValueError):
             raise EOFError from None
         until = time.monotonic() + seconds
         ready = select.poll()
-        ready.register(self._told, select.POLLIN)
+        ready.register(self._answers, select.POLLIN)
         answer, length = bytearray(), -1
         while length < 0 or len(answer) < length:
             left = until - time.monotonic()
             if left <= 0 or not ready.poll(1000 * left):
                 return None
-            part = os.read(self._told.fileno(), 1 << 20)
+            part = os.read(self._answers.fileno(), 1 << 20)
             if not part:
                 raise EOFError
             answer += part
@@ -103,14 +105,14 @@ class _Reader:
         return found
 
     def end(self) -> int:
-        """End it and what it has started; its exit code."""
+        """Kill it and its children; returns its exit code."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        for pipe in (self._asked, self._told):
+        for pipe in (self._requests, self._answers):
             with suppress(OSError):
                 pipe.close()
         if self.process.returncode is None:
-            # Not by `wait`: that does not say how much memory it took.
+            # `wait` does not report memory.
             with suppress(ChildProcessError):
                 _, status, used = os.wait4(self.process.pid, 0)
                 self.process.returncode = os.waitstatus_to_exitcode(status)
@@ -122,25 +124,25 @@ _readers: queue.LifoQueue[_Reader | None] = queue.LifoQueue()
 
 
 def _start_anew() -> None:
-    """Places for readers, none of them started; a forked process must not share its parent's."""
+    """Reset the pool, with no reader started: a forked process must not share its parent's."""
     global _readers
     _readers = queue.LifoQueue()
-    for _ in range(READERS):
+    for _ in range(MAX_READERS):
         _readers.put(None)
 
 
 def start_readers() -> None:
-    """Start the free readers that are not started, and wait until they can read."""
+    """Start the readers that are not started and not in use, and wait until they answer."""
     free = []
     with suppress(queue.Empty):
         while True:
             free.append(_readers.get_nowait())
-    started = [reader or _Reader() for reader in free]  # all, before the first is waited for
+    started = [reader or _Reader() for reader in free]  # start all, then wait
     for reader in started:
         answer = None
         with suppress(EOFError):
-            answer = reader.ask("html", b"<p>ready</p>", LONGEST_START)
-        if answer is None:  # then let the first document find out why
+            answer = reader.ask("html", b"<p>ready</p>", START_SECONDS)
+        if answer is None:  # the first document reports why
             reader.end()
         _readers.put(reader if answer is not None else None)
 
@@ -159,7 +161,7 @@ atexit.register(_end_readers)
 
 
 def ask_reader(kind: str, data: bytes, path: Path) -> dict[str, Any]:
-    """What `formats.py` makes of it. Raises `PermanentError` with the type that it says."""
+    """The answer of `formats.py`. Raises `PermanentError` with the type of its error."""
     home = _readers
     reader = home.get()
     try:
@@ -184,22 +186,22 @@ def _answer(
 ) -> tuple[dict[str, Any], _Reader]:
     """The answer of a reader, and the reader for the next document.
 
-    A reader that ends without an answer may have been killed from outside, so the document gets a
-    second reader, but no third: each retry of the node would spend the same time again.
+    A reader may have been killed from outside, so the document gets a second one. There is no
+    third and no retry of the node: each would take as long again.
     """
     if reader is not None and reader.process.poll() is not None:
-        reader.end()  # it died while idle: this document is not the cause
+        reader.end()  # it died while idle, not because of this document
         reader = None
     ends: list[str] = []
     while True:
         reader = reader or _Reader()
         try:
-            answer = reader.ask(kind, data, LONGEST_READING)
+            answer = reader.ask(kind, data, READING_SECONDS)
         except EOFError:
-            ends.append(_told(reader.end(), reader.peak_bytes, kind, path))
-            if len(ends) == MOST_READINGS:
+            ends.append(_how_it_ended(reader.end(), reader.peak_bytes, kind, path))
+            if len(ends) == MAX_READINGS:
                 raise PermanentError(
-                    f"{path.name}: {MOST_READINGS} processes that read it came to an end, "
+                    f"{path.name}: {MAX_READINGS} processes that read it came to an end, "
                     f"{' and '.join(ends)}; it is not tried again. Where a reader gets the memory "
                     "that it needs, the document may be read",
                     type="reader_lost",
@@ -213,14 +215,14 @@ def _answer(
     if answer is None:
         reader.end()
         raise PermanentError(
-            f"{path.name}: it could not be read within {LONGEST_READING:g} s", type="too_large"
+            f"{path.name}: it could not be read within {READING_SECONDS:g} s", type="too_large"
         )
     return answer, reader
 
 
-def _told(code: int, peak_bytes: int, kind: str, path: Path) -> str:
-    """How a reader ended. Raises `PermanentError` if that is the document's doing for certain."""
-    if peak_bytes > NEARLY_ALL * MAX_MEMORY:
+def _how_it_ended(code: int, peak_bytes: int, kind: str, path: Path) -> str:
+    """How a reader ended. Raises `PermanentError` if the document is certainly the cause."""
+    if peak_bytes > FULL_MEMORY_SHARE * MAX_MEMORY:
         raise PermanentError(
             f"{path.name}: reading it takes more than the {MAX_MEMORY / 1e9:g} GB of memory that "
             "a reader may have",
@@ -234,7 +236,9 @@ def _told(code: int, peak_bytes: int, kind: str, path: Path) -> str:
     return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
 
 
-LONGEST_TEXT = 200_000
+# --- files -------------------------------------------------------------------------------------
+
+MAX_TEXT_LENGTH = 200_000
 MAX_BYTES = 50_000_000
 MAX_BYTES_SETTING = "DOVETAIL_DOCUMENTS_MAX_BYTES"
 
@@ -264,7 +268,7 @@ _MAGIC = (
     (b"II*\x00", "tiff"),
     (b"MM\x00*", "tiff"),
 )
-# Known, so that the error names what would work instead.
+# Known kinds that are not read, so that the error can name a remedy.
 _REFUSED = (
     (b"{\\rtf", "an RTF text; save it as DOCX or PDF"),
     (b"GIF8", "a GIF picture; save it as PNG"),
@@ -289,7 +293,7 @@ _EMPTY_LINES = re.compile("\n{3,}")
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The text of a document and what is to be said about getting it."""
+    """The text of a document, with warnings."""
 
     kind: str
     text: str
@@ -298,13 +302,13 @@ class Reading:
 
 
 def read(path: str | Path) -> Reading:
-    """The text of this file. Raises `PermanentError` with the type that says why there is none."""
+    """The text of this file. Raises `PermanentError`; its type says why there is none."""
     path = Path(path)
     return parse(load(path), path)
 
 
 def extension_warning(path: str | Path, kind: str) -> str | None:
-    """What to say of a file whose name claims another kind than it is."""
+    """A warning if the extension does not match the kind."""
     ending = Path(path).suffix.lower()
     if ending not in _KNOWN_ENDINGS or ending in _ENDINGS[kind]:
         return None
@@ -315,7 +319,7 @@ def extension_warning(path: str | Path, kind: str) -> str | None:
 
 
 def load(path: Path) -> bytes:
-    """The bytes of a file that is neither empty nor too large, which is known before it is read."""
+    """The bytes of a file. Refuses an empty file, and a too large one before reading it."""
     limit = max_bytes()
     try:
         with opened_file(path) as file:
@@ -325,7 +329,7 @@ def load(path: Path) -> bytes:
             type_, what = _NOT_OPENED[error.errno]
             raise PermanentError(f"{path}: {what}", type=type_) from None
         raise RetryableError(f"{path}: {error.strerror}", type="not_readable") from error
-    if len(data) > limit:  # it has grown meanwhile
+    if len(data) > limit:  # the file has grown meanwhile
         raise _too_large(path, f"more than {limit:,}", limit)
     if not data:
         raise PermanentError(f"{path.name}: the file is empty", type="empty_file")
@@ -367,7 +371,7 @@ def _too_large(path: Path, size: str, limit: int) -> PermanentError:
 
 
 def parse(data: bytes, path: Path) -> Reading:
-    """The text in these bytes; the path is only for messages."""
+    """The text in these bytes; the path is used in messages only."""
     kind = _kind(data, path)
     pages, warnings = 1, []
     if kind == "txt":
@@ -380,9 +384,9 @@ def parse(data: bytes, path: Path) -> Reading:
     text = _clean(text)
     if not text:
         raise PermanentError(f"{path.name}: there is no text in it", type="empty_file")
-    if len(text) > LONGEST_TEXT:
-        warnings = [*warnings, f"only its first {LONGEST_TEXT:,} characters were looked at"]
-        text = text[:LONGEST_TEXT]
+    if len(text) > MAX_TEXT_LENGTH:
+        warnings = [*warnings, f"only its first {MAX_TEXT_LENGTH:,} characters were looked at"]
+        text = text[:MAX_TEXT_LENGTH]
     return Reading(kind, text, pages, tuple(warnings))
 
 
@@ -390,7 +394,7 @@ def _kind(data: bytes, path: Path) -> str:
     for magic, kind in _MAGIC:
         if data.startswith(magic):
             return kind
-    if b"%PDF-" in data[:1024]:  # some have something in front of it, and every viewer opens them
+    if b"%PDF-" in data[:1024]:  # some have bytes before it, and every viewer opens them
         return "pdf"
     if data.startswith(_OLD_OFFICE):
         if _ENCRYPTED_OFFICE in data:
@@ -451,20 +455,20 @@ def _decoded(data: bytes) -> str:
 
 
 def _charset(name: str) -> str:
-    """The name if it is one of text; Python also knows some that are none, or that take long."""
+    """The encoding, or "" if it is not for text or is slow to decode."""
     try:
         info = codecs.lookup(name)
     except (LookupError, ValueError):
         return ""
     is_text = getattr(info, "_is_text_encoding", False)
     slow = info.name in ("idna", "punycode", "unicode_escape", "raw_unicode_escape", "utf-7")
-    # What calls itself UTF-16 in plain bytes, and could be read so far, is not.
+    # A declaration that is readable as plain bytes cannot be in UTF-16 or UTF-32.
     return "" if slow or not is_text or info.name.startswith(("utf-16", "utf-32")) else info.name
 
 
 def _clean(text: str) -> str:
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\u2028", "\n")
-    text = _NOT_TEXT.sub("", unicodedata.normalize("NFC", text[: 2 * LONGEST_TEXT]))
+    text = _NOT_TEXT.sub("", unicodedata.normalize("NFC", text[: 2 * MAX_TEXT_LENGTH]))
     text = _BLANKS.sub(" ", text)
     text = "\n".join(line.rstrip() for line in text.split("\n"))
     return _EMPTY_LINES.sub("\n\n", text).strip("\n")

@@ -1,9 +1,9 @@
-"""Reviews: one for each document, with the fields found and the decisions of people.
+"""Reviews: one for each document, with the fields that were found and the corrections of people.
 
-The rules are functions here: what a new extraction, a correction and an approval do to a review.
-Reviews are kept in SQLite or PostgreSQL; each store applies a rule to its review under a lock. The
-measurements are kept with them, one for each processing of a document. All calls block, and may
-come from any thread. The SQL is in the files of this folder, by the names in their comments.
+The rules are functions: they say what an extraction, a correction and an approval do to a review.
+Two stores keep reviews, SQLite and PostgreSQL; each gives a rule exclusive access to its review.
+The stores also keep the measurements, one for each run. All calls block, and may come from any
+thread.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dovetail.documents.metrics import Measurement, MeasuringRule
 
 @cache
 def statements(file: str) -> dict[str, str]:
-    """A comment with a name opens a statement; other comments are for people."""
+    """The SQL statements of a file in this folder, by the names in its comments."""
     text = Path(__file__).with_name(file).read_text("utf-8")
     found: dict[str, str] = {}
     for piece in text.split("-- name: ")[1:]:
@@ -46,8 +46,8 @@ FIELDS = ("type", "vendor", "date", "currency", "total", "line_items")
 FILE = "reviews.db"
 URL_VARIABLE = "DOVETAIL_DATABASE_URL"
 SYNC_VARIABLE = "DOVETAIL_DB_SYNC"
-MOST_OPEN = 16
-"""Shelves that a process keeps open; one more closes the one that was used longest ago."""
+MAX_OPEN = 16
+"""Open stores per process; one more closes the least recently used."""
 
 
 class ReviewError(DovetailError):
@@ -58,7 +58,7 @@ class ReviewError(DovetailError):
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """One document before people. Times are seconds since the epoch."""
+    """The review of one document. Times are seconds since 1970."""
 
     document_id: str
     file_path: str
@@ -66,7 +66,7 @@ class Review:
     extractor: str
     fields: dict[str, Any]
     locked: tuple[str, ...]
-    """The fields that a person has corrected: no extraction changes them any more."""
+    """The fields that a person has corrected: extractions no longer change them."""
     status: str
     approved_by: str | None
     corrected_by: str | None
@@ -79,10 +79,10 @@ class Review:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON, with times as the API writes them."""
-        fields = asdict(self)
+        data = asdict(self)
         for name in ("created_at", "updated_at", "corrected_at"):
-            fields[name] = _rfc3339(fields[name])
-        return {**fields, "locked": list(self.locked)}
+            data[name] = _rfc3339(data[name])
+        return {**data, "locked": list(self.locked)}
 
 
 Rule = Callable[[Review | None], Review]
@@ -92,8 +92,8 @@ Change = tuple[Measurement | None, Measurement]
 """A measurement before and after; the same object if nothing was written."""
 
 
-class Shelf(Protocol):
-    """Where reviews are kept; paths in them are relative to the folder they belong to."""
+class ReviewStore(Protocol):
+    """Keeps reviews and measurements; paths in reviews are relative to the folder of results."""
 
     def get(self, document_id: str) -> Review | None: ...
 
@@ -102,32 +102,32 @@ class Shelf(Protocol):
     ) -> list[Review]: ...
 
     def change(self, document_id: str, rule: Rule) -> Review:
-        """Replace a review by what the rule makes of it, under a lock.
+        """Replace a review by the result of the rule, with no other change in between.
 
-        A rule that returns what it was given writes nothing. It may be asked more than once.
-        What it raises is raised, and changes nothing.
+        A rule that returns its argument writes nothing. It may be called more than once. An error
+        of the rule is raised, and nothing is changed.
         """
 
     def measure(self, document_id: str, key: str, rule: MeasuringRule) -> Change:
-        """Put what the rule makes of a measurement in its place, as `change` does; both of them."""
+        """As `change`, for a measurement; returns it before and after."""
 
     def measured(self, document_id: str, key: str) -> Measurement | None: ...
 
     def measurements(self, since: float | None, until: float | None) -> list[Measurement]: ...
 
     def close(self) -> None:
-        """Let go of what is open; the next call opens it again."""
+        """Close what is open; the next call opens it again."""
 
 
 class Reviews:
     """The reviews of one folder."""
 
-    def __init__(self, out: Path, shelf: Shelf) -> None:
+    def __init__(self, out: Path, store: ReviewStore) -> None:
         self.out = out
-        self._shelf = shelf
+        self._store = store
 
     def get(self, document_id: str) -> Review | None:
-        found = self._shelf.get(document_id)
+        found = self._store.get(document_id)
         return None if found is None else self._with_whole_paths(found)
 
     def upsert(
@@ -140,10 +140,10 @@ class Reviews:
         json_path: str | Path,
         now: float | None = None,
     ) -> Review:
-        """Take in what was extracted. The same again changes nothing, not even a time.
+        """Create or update the review after an extraction. An equal one changes nothing.
 
-        What a person corrected stays. An approved review becomes pending again when the
-        content, or a field that no person corrected, is no longer what was approved.
+        Corrected fields stay. An approved review becomes pending again if the content or a
+        field differs from what was approved.
         """
         at = time.time() if now is None else now
         paths = self._relative(parquet_path), self._relative(json_path)
@@ -151,45 +151,45 @@ class Reviews:
         def rule(before: Review | None) -> Review:
             after = renewed(before, document_id, file_path, extracted, paths, at)
             if before is not None and before.parquet_path != after.parquet_path:
-                # It is in another partition now. Before the review forgets the old one: whoever
-                # dies in between finds it here again. A row may say anything: only what is a
-                # result of this document is deleted.
+                # The file is in another partition now. Delete the old file before the review
+                # changes, so that a retry still knows its path. The path of a row is not trusted:
+                # only a result of this document is deleted.
                 old = self.out / before.parquet_path
                 if is_result("parquet", self.out, document_id, old):
                     remove(old)
             return after
 
-        return self._with_whole_paths(self._shelf.change(document_id, rule))
+        return self._with_whole_paths(self._store.change(document_id, rule))
 
     def correct(
         self, document_id: str, changes: Mapping[str, Any], *, by: str, now: float | None = None
     ) -> Review:
-        """Set fields by hand and lock them. `NotFound`, `ReviewError`."""
+        """Set fields and lock them. Raises `NotFound`, `ReviewError`."""
         at = time.time() if now is None else now
         return self._decide(document_id, lambda before: corrected(before, changes, by, at))
 
     def approve(self, document_id: str, *, by: str, now: float | None = None) -> Review:
-        """A second approval changes nothing. Raises `NotFound`."""
+        """Approve; a second approval changes nothing. Raises `NotFound`."""
         at = time.time() if now is None else now
         return self._decide(document_id, lambda before: approved(before, by, at))
 
     def measure(self, document_id: str, key: str, rule: MeasuringRule) -> Change:
-        """Change the measurement of one processing by a rule; gives it before and after."""
-        return self._shelf.measure(document_id, key, rule)
+        """Change the measurement of one run by a rule; returns it before and after."""
+        return self._store.measure(document_id, key, rule)
 
     def measured(self, document_id: str, key: str) -> Measurement | None:
-        """The measurement of one processing; to look makes no file."""
-        return self._shelf.measured(document_id, key)
+        """The measurement of one run; creates no file."""
+        return self._store.measured(document_id, key)
 
     def measurements(
         self, *, since: float | None = None, until: float | None = None
     ) -> list[Measurement]:
-        """By the time they finished, from `since` on and before `until`."""
-        return self._shelf.measurements(since, until)
+        """Ordered by their end, from `since` on and before `until`."""
+        return self._store.measurements(since, until)
 
     def close(self) -> None:
-        """Let go of what is open; the next call opens it again."""
-        self._shelf.close()
+        """Close what is open; the next call opens it again."""
+        self._store.close()
 
     def _decide(self, document_id: str, decision: Callable[[Review], Review]) -> Review:
         def rule(before: Review | None) -> Review:
@@ -197,10 +197,10 @@ class Reviews:
                 raise NotFound(f"no review of '{document_id}' in {self.out}")
             return decision(before)
 
-        rule(self._shelf.get(document_id))  # to decide on nothing makes no file either
-        return self._with_whole_paths(self._shelf.change(document_id, rule))
+        rule(self._store.get(document_id))  # without a review, create no file
+        return self._with_whole_paths(self._store.change(document_id, rule))
 
-    # In the database they are relative, so that a folder can be moved or copied with its reviews.
+    # Paths are relative in the database, so that a folder can be moved or copied with its reviews.
 
     def _relative(self, path: str | Path) -> str:
         return str(Path(path).relative_to(self.out))
@@ -212,7 +212,7 @@ class Reviews:
             json_path=str(self.out / review.json_path),
         )
 
-    # Last, since it takes the name of the type away from what comes after it.
+    # Last, because it hides the type `list` from the methods after it.
     def list(
         self,
         status: str | None = None,
@@ -221,10 +221,10 @@ class Reviews:
         limit: int | None = None,
         after: str = "",
     ) -> list[Review]:
-        """In the order of ids: reviews whose id begins with `prefix` and comes after `after`."""
+        """Ordered by document id; only ids that begin with `prefix` and follow `after`."""
         if status is not None and status not in STATUSES:
             raise ReviewError(f"no status '{status}'; there are: {', '.join(STATUSES)}")
-        found = self._shelf.page(status, prefix, limit, after)
+        found = self._store.page(status, prefix, limit, after)
         return [self._with_whole_paths(review) for review in found]
 
 
@@ -298,7 +298,7 @@ def approved(before: Review, by: str, now: float) -> Review:
 
 
 def _checked(before: Review, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The new values as the fields have them. Raises `ReviewError` with every problem."""
+    """The validated new values. Raises `ReviewError` with every problem."""
     from pydantic import ValidationError
 
     from dovetail.documents.fields import Fields
@@ -333,7 +333,7 @@ def _rfc3339(at: float | None) -> str | None:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
 
 
-# --- the reviews that are open in this process -------------------------------------------------
+# --- open in this process ----------------------------------------------------------------------
 
 _open: OrderedDict[tuple[Path, str | None], Reviews] = OrderedDict()
 _opening = threading.Lock()
@@ -343,15 +343,15 @@ _of_the_parent: list[object] = []
 def open_reviews(out: str | Path) -> Reviews:
     """The reviews of a folder: in a file there, or in PostgreSQL if DOVETAIL_DATABASE_URL is set.
 
-    One for each folder, kept by the process; nothing is made before something is written.
+    One per folder and process. Reading creates nothing.
     """
     url, sync = _settings(os.environ.get(URL_VARIABLE), os.environ.get(SYNC_VARIABLE), Path.cwd())
     place = Path(out).absolute(), url
     with _opening:
         found = _open.get(place)
         if found is None:
-            found = _open[place] = Reviews(place[0], _shelf(*place, sync))
-            if len(_open) > MOST_OPEN:
+            found = _open[place] = Reviews(place[0], _store(*place, sync))
+            if len(_open) > MAX_OPEN:
                 _open.popitem(last=False)[1].close()
         else:
             _open.move_to_end(place)
@@ -360,25 +360,25 @@ def open_reviews(out: str | Path) -> Reviews:
 
 @lru_cache(maxsize=8)
 def _settings(url: str | None, sync: str | None, folder: Path) -> tuple[str | None, str]:
-    """The two that matter here; read once, and again where what they depend on is another."""
+    """Database URL and sync mode, cached by what they depend on."""
     from dovetail.config import load_settings
 
     settings = load_settings()
     return settings.database_url, settings.db_sync
 
 
-def _shelf(out: Path, url: str | None, sync: str) -> Shelf:
+def _store(out: Path, url: str | None, sync: str) -> ReviewStore:
     if url is None:
-        from dovetail.documents.reviews_sqlite import SqliteShelf
+        from dovetail.documents.reviews_sqlite import SqliteReviewStore
 
-        return SqliteShelf(out / FILE, sync)
-    from dovetail.documents.reviews_postgres import PostgresShelf
+        return SqliteReviewStore(out / FILE, sync)
+    from dovetail.documents.reviews_postgres import PostgresReviewStore
 
-    return PostgresShelf(url, out)
+    return PostgresReviewStore(url, out)
 
 
 def close_reviews() -> None:
-    """Close everything that is open in this process; the next use opens it again."""
+    """Close everything that is open in this process; the next call opens it again."""
     with _opening:
         while _open:
             _open.popitem()[1].close()
@@ -389,7 +389,7 @@ def close_reviews() -> None:
 
 
 def _leave_to_the_parent() -> None:
-    """After a fork: neither used nor closed here, for a database must not be carried across."""
+    """After a fork: neither use nor close the connections of the parent."""
     global _open, _opening
     _of_the_parent.append(_open)
     _open, _opening = OrderedDict(), threading.Lock()

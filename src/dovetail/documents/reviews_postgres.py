@@ -1,7 +1,7 @@
 """Reviews in PostgreSQL, for workers on several machines.
 
-The caller may be a thread, a Celery task with its own event loop, or a command. The connections
-live in one loop of one thread, so that all callers share a few.
+A caller may be a thread, a Celery task with its own event loop, or a command. The connections live
+in the event loop of one thread, so that all callers share a few.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ T = TypeVar("T")
 Work = Callable[[Any], Awaitable[T]]
 
 SQL = "reviews_postgres.sql"
-MOST_CONNECTIONS = 10
+MAX_CONNECTIONS = 10
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 30.0
 CLOSE_SECONDS = 2.0
 _LOCK = 0x444F4353
-"""Of making the tables, in the numbers that all programs of a database share."""
+"""The advisory lock for creating the tables; all programs of a database share these numbers."""
 
-# By SQLSTATE, or its beginning: what a second try may well find mended.
+# SQLSTATEs, or their prefixes, of errors that a retry may solve.
 _PASSING = ("08", "40", "53", "55P03", "57", "25006", "58")
 
 
-class PostgresShelf:
-    """A `Shelf` in two tables of a PostgreSQL database."""
+class PostgresReviewStore:
+    """A `ReviewStore` in two tables of a PostgreSQL database."""
 
     def __init__(self, url: str, out: Path) -> None:
         self._url = url
@@ -90,7 +90,7 @@ class PostgresShelf:
         return [Measurement(*row) for row in self._read("measurements", first, last)]
 
     def close(self) -> None:
-        """The connections are those of all folders, and stay."""
+        """Nothing to close: all folders share the connections."""
 
     def _read(self, name: str, *values: Any) -> list[Any]:
         async def work(connection: Any) -> list[Any]:
@@ -101,7 +101,7 @@ class PostgresShelf:
 
 
 class Database:
-    """A few connections to one database, and the thread whose loop they live in."""
+    """A few connections to one database, and the thread with their event loop."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -114,7 +114,7 @@ class Database:
         self._thread.start()
 
     def use(self, work: Work[T]) -> T:
-        """Do something with a connection, twice if the first one broke. Blocks."""
+        """Do the work with a connection, again if the connection broke. Blocks."""
         return asyncio.run_coroutine_threadsafe(self._use(work), self._loop).result()
 
     def close(self) -> None:
@@ -138,7 +138,7 @@ class Database:
         while True:
             try:
                 await self._open()
-                # In a transaction: a pooler in between may give each statement another session.
+                # In a transaction: a pooler may give each statement another session.
                 async with (
                     self._pool.acquire(timeout=CONNECT_SECONDS) as connection,
                     connection.transaction(),
@@ -162,14 +162,14 @@ class Database:
                 self._pool = await _opened(self._url)
             except DovetailError:
                 raise
-            except ValueError:  # its own text may have a piece of a password
+            except ValueError:  # its message may contain a part of the password
                 raise StoreError(
                     "DOVETAIL_DATABASE_URL cannot be read; write it as in "
                     "postgresql://user:password@host:5432/database"
                 ) from None
 
     def _explained(self, error: Exception) -> DovetailError:
-        """What went wrong, and what would help."""
+        """The error as a Dovetail error, with a remedy."""
         code = getattr(error, "sqlstate", None) or ""
         if code.startswith("53100"):
             return RetryableError(f"{self._where}: its disk is full ({error})", type="disk_full")
@@ -184,11 +184,11 @@ class Database:
 
 
 async def _opened(url: str) -> Any:
-    """A pool on a database that has our tables."""
+    """A pool; the tables exist."""
     pool = await _library().create_pool(
         **connect_arguments(url, CONNECT_SECONDS),
         min_size=0,
-        max_size=MOST_CONNECTIONS,
+        max_size=MAX_CONNECTIONS,
         command_timeout=ANSWER_SECONDS,
         statement_cache_size=0,
         reset=_nothing,
@@ -213,7 +213,7 @@ async def _make_tables(connection: Any) -> None:
 
 
 def _is_broken(error: Exception) -> bool:
-    """Whether the connection is gone, or never was: another one may do."""
+    """Whether the connection is lost or failed: another one may work."""
     return isinstance(error, _broken())
 
 
@@ -230,11 +230,11 @@ def _broken() -> tuple[type[Exception], ...]:
 
 
 async def _nothing(connection: Any) -> None:
-    """A connection is given back as it was taken; a reset would be another roundtrip."""
+    """No reset of a connection: it would cost a roundtrip."""
 
 
 def _library() -> Any:
-    """asyncpg, when a database is first used: without a database it need not be installed."""
+    """asyncpg, imported at the first use: it is optional."""
     try:
         import asyncpg  # type: ignore[import-untyped]
     except ImportError:
@@ -260,7 +260,7 @@ def _row(review: Review) -> tuple[Any, ...]:
     )
 
 
-# --- the databases that are open in this process -----------------------------------------------
+# --- open in this process ----------------------------------------------------------------------
 
 _open: dict[str, Database] = {}
 _opening = threading.Lock()
@@ -274,14 +274,14 @@ def _database(url: str) -> Database:
 
 
 def close_databases() -> None:
-    """For the end of a process; the next use connects again."""
+    """Close all connections; the next call connects again."""
     with _opening:
         while _open:
             _open.popitem()[1].close()
 
 
 def _leave_to_the_parent() -> None:
-    """After a fork: its thread is not here, and its connections are not ours."""
+    """After a fork: thread and connections belong to the parent."""
     global _open, _opening
     _of_the_parent.append(_open)
     _open, _opening = {}, threading.Lock()

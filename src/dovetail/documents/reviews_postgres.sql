@@ -1,11 +1,11 @@
 -- Reviews and measurements in PostgreSQL: their tables, and every statement run against them.
--- A comment with a name opens a statement; a sentence under it says what it is for.
+-- A comment with a name starts a statement; the comment below it says its purpose.
 --
--- `owner` is the folder that the documents are of. What was found is json and not jsonb: that
--- refuses U+0000 and rewrites numbers.
+-- `owner` is the folder of results. Fields are json, because jsonb refuses U+0000 and rewrites
+-- numbers.
 
 -- name: lock
--- Only one makes the tables.
+-- Only one process creates the tables.
 SELECT pg_advisory_xact_lock($1);
 
 -- name: schema
@@ -29,7 +29,7 @@ CREATE TABLE IF NOT EXISTS document_reviews (
   corrected_at FLOAT8,
   PRIMARY KEY (owner, document_id)
 );
--- One row for each processing of a document, however often it was delivered.
+-- One row for each run of a document, however often it is delivered.
 CREATE TABLE IF NOT EXISTS document_measurements (
   owner TEXT COLLATE "C" NOT NULL,
   document_id TEXT COLLATE "C" NOT NULL,
@@ -44,12 +44,12 @@ CREATE INDEX IF NOT EXISTS document_measurements_by_time
   ON document_measurements (owner, finished_at);
 
 -- name: has_tables
--- Whether they are there: who only looks makes none.
+-- Whether the tables exist: reading creates none.
 SELECT to_regclass('document_reviews') IS NOT NULL
   AND to_regclass('document_measurements') IS NOT NULL;
 
 -- name: alone
--- Nobody else changes this review until the end of the transaction; it need not exist yet.
+-- Locks this review until the end of the transaction; it need not exist yet.
 SELECT pg_advisory_xact_lock(hashtextextended($1 || E'\n' || $2, 0));
 
 -- name: get
@@ -68,7 +68,7 @@ WHERE owner = $1 AND ($2::text IS NULL OR status = $2) AND document_id > $3
 ORDER BY document_id LIMIT $5;
 
 -- name: put
--- A review in the place of the one before.
+-- Inserts or replaces a review.
 INSERT INTO document_reviews (owner, document_id, file_path, sha256, extractor, fields, locked,
   status, approved_by, corrected_by, confidence, parquet_path, json_path, created_at, updated_at,
   corrected_at)
@@ -82,12 +82,12 @@ ON CONFLICT (owner, document_id) DO UPDATE SET file_path = excluded.file_path,
   corrected_at = excluded.corrected_at;
 
 -- name: measured
--- The measurement of one processing.
+-- The measurement of one run.
 SELECT document_id, key, status, seconds, confidence, finished_at FROM document_measurements
 WHERE owner = $1 AND document_id = $2 AND key = $3;
 
 -- name: measure
--- A measurement in the place of the one before.
+-- Inserts or replaces a measurement.
 INSERT INTO document_measurements
   (owner, document_id, key, status, seconds, confidence, finished_at)
 VALUES ($1, $2, $3, $4, $5, $6, $7)
@@ -95,7 +95,7 @@ ON CONFLICT (owner, document_id, key) DO UPDATE SET status = excluded.status,
   seconds = excluded.seconds, confidence = excluded.confidence, finished_at = excluded.finished_at;
 
 -- name: measurements
--- Those of a time.
+-- The measurements of a period.
 SELECT document_id, key, status, seconds, confidence, finished_at FROM document_measurements
 WHERE owner = $1 AND finished_at >= $2 AND finished_at < $3
 ORDER BY finished_at, document_id, key;

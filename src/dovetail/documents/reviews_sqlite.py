@@ -1,4 +1,4 @@
-"""Reviews in a file beside the documents they are of.
+"""Reviews in an SQLite file in the folder of results.
 
 Several processes may use it. Threads of one process that write at the same time share a
 transaction, and so the cost of its sync.
@@ -36,8 +36,8 @@ _connecting = threading.Lock()
 Work = Callable[[sqlite3.Connection], Any]
 
 
-class SqliteShelf:
-    """A `Shelf` in an SQLite file."""
+class SqliteReviewStore:
+    """A `ReviewStore` in an SQLite file."""
 
     def __init__(self, path: Path, sync: str) -> None:
         self._path = path
@@ -104,7 +104,7 @@ class SqliteShelf:
         sql = statements(SQL)[name]
         with self._alone:
             if not is_file(self._path):
-                return []  # looking makes no file
+                return []  # reading creates no file
             try:
                 return self._opened().execute(sql, values).fetchall()
             except sqlite3.Error as error:
@@ -114,7 +114,7 @@ class SqliteShelf:
         request = _Request(work)
         self._waiting.append(request)
         with self._alone:
-            if not request.done:  # else an earlier thread has committed it with its own
+            if not request.done:  # else another thread has done it in its transaction
                 requests = [self._waiting.popleft() for _ in range(len(self._waiting))]
                 self._commit(requests)
         if request.error is not None:
@@ -122,14 +122,14 @@ class SqliteShelf:
         return request.answer
 
     def _commit(self, requests: list[_Request]) -> None:
-        """Do what was asked, all in one transaction."""
+        """Do all requests in one transaction."""
         try:
             self._transact(requests)
         except sqlite3.Error as error:
             if len(requests) == 1:
                 requests[0].settle(error=self._explained(error))
             else:
-                for request in requests:  # one of them must not be the failure of all
+                for request in requests:  # one request must not fail the others
                     self._commit([request])
         except BaseException as error:
             for request in requests:
@@ -153,8 +153,7 @@ class SqliteShelf:
     # --- the file ------------------------------------------------------------------------------
 
     def _opened(self) -> sqlite3.Connection:
-        # The folder may have been taken away and made anew since; what is open then is no longer
-        # anybody's file.
+        # The folder may have been deleted and created again; the open file is then a deleted one.
         if self._connection is not None and self._file == self._identity():
             return self._connection
         self.close()
@@ -172,10 +171,10 @@ class SqliteShelf:
         return connection
 
     def _connect(self) -> sqlite3.Connection:
-        """SQLite opens by path and follows links, so it is asked afterwards what it has opened.
+        """SQLite opens by path and follows links, so check afterwards which file it has opened.
 
-        Before it is asked anything else: nothing was read or written by then. It makes no file
-        itself, which it would make readable for everybody, with the files beside it.
+        The check comes before any read or write. The file is created before SQLite opens it:
+        SQLite would make it, and the files beside it, readable for all users.
         """
         name = self._path.name
         with _connecting, opened_folder(self._path.parent, create=True) as folder:
@@ -208,7 +207,7 @@ class SqliteShelf:
         _switch_to_wal(connection)
         connection.execute("BEGIN IMMEDIATE")
         try:
-            version = _version(connection)  # another process may have made it meanwhile
+            version = _version(connection)  # another process may have created it meanwhile
             if version > SCHEMA_VERSION:
                 raise StoreError(
                     f"{self._path} was written by a newer Dovetail (schema {version}, this one "
@@ -225,7 +224,7 @@ class SqliteShelf:
             raise
 
     def _explained(self, error: sqlite3.Error) -> DovetailError:
-        """What went wrong, and what would help."""
+        """The error as a Dovetail error, with a remedy."""
         match getattr(error, "sqlite_errorcode", 0) & 0xFF:
             case sqlite3.SQLITE_FULL:
                 why = f"{self._path}: the disk is full; free some space"
@@ -246,7 +245,7 @@ class SqliteShelf:
 
 
 class _Request:
-    """What one thread wants done, and what became of it."""
+    """The work of one thread, and its result."""
 
     __slots__ = ("_work", "answer", "done", "error")
 
@@ -257,7 +256,7 @@ class _Request:
         self.error: BaseException | None = None
 
     def do(self, connection: sqlite3.Connection) -> tuple[Any, Exception | None]:
-        """An error of a rule goes to its caller alone: the rule had written nothing."""
+        """An error of a rule concerns this request only: the rule ran before any write."""
         try:
             return self._work(connection), None
         except sqlite3.Error:
@@ -270,7 +269,7 @@ class _Request:
 
 
 def _has_open(found: os.stat_result) -> bool:
-    """Whether this process has that file open; True where the system cannot say."""
+    """Whether this process has that file open; True if the system cannot say."""
     for folder in ("/proc/self/fd", "/dev/fd"):
         with suppress(OSError):
             return any(_is_same(int(name), found) for name in os.listdir(folder))  # noqa: PTH208
@@ -280,7 +279,7 @@ def _has_open(found: os.stat_result) -> bool:
 def _is_same(handle: int, found: os.stat_result) -> bool:
     try:
         return os.path.samestat(os.fstat(handle), found)
-    except OSError:  # it was closed since, as that of the list itself
+    except OSError:  # closed meanwhile, as the handle of the listing
         return False
 
 
@@ -290,7 +289,7 @@ def _version(connection: sqlite3.Connection) -> int:
 
 
 def _switch_to_wal(connection: sqlite3.Connection) -> None:
-    """SQLite does not wait here by itself when several processes open a new file at once."""
+    """Retries: SQLite itself does not wait here if several processes open a new file at once."""
     give_up = time.monotonic() + BUSY_SECONDS
     while True:
         try:

@@ -1,5 +1,5 @@
 -- Reviews and measurements in a file: its tables, and every statement that is run against it.
--- A comment with a name opens a statement; a sentence under it says what it is for.
+-- A comment with a name starts a statement; the comment below it says its purpose.
 
 -- name: schema
 -- One review for each document; `fields` and `locked` are JSON, paths are relative to the folder.
@@ -20,7 +20,7 @@ CREATE TABLE document_reviews (
   updated_at REAL NOT NULL,
   corrected_at REAL
 ) WITHOUT ROWID;
--- One row for each processing of a document, however often it was delivered.
+-- One row for each run of a document, however often it is delivered.
 CREATE TABLE document_measurements (
   document_id TEXT NOT NULL,
   key TEXT NOT NULL,
@@ -48,7 +48,7 @@ WHERE (?1 IS NULL OR status = ?1) AND document_id > ?2
 ORDER BY document_id LIMIT ?4;
 
 -- name: put
--- A review in the place of the one before.
+-- Inserts or replaces a review.
 INSERT INTO document_reviews (document_id, file_path, sha256, extractor, fields, locked, status,
   approved_by, corrected_by, confidence, parquet_path, json_path, created_at, updated_at,
   corrected_at)
@@ -62,18 +62,18 @@ ON CONFLICT (document_id) DO UPDATE SET file_path = excluded.file_path,
   corrected_at = excluded.corrected_at;
 
 -- name: measured
--- The measurement of one processing.
+-- The measurement of one run.
 SELECT document_id, key, status, seconds, confidence, finished_at FROM document_measurements
 WHERE document_id = ? AND key = ?;
 
 -- name: measure
--- A measurement in the place of the one before.
+-- Inserts or replaces a measurement.
 INSERT INTO document_measurements (document_id, key, status, seconds, confidence, finished_at)
 VALUES (?, ?, ?, ?, ?, ?)
 ON CONFLICT (document_id, key) DO UPDATE SET status = excluded.status, seconds = excluded.seconds,
   confidence = excluded.confidence, finished_at = excluded.finished_at;
 
 -- name: measurements
--- Those of a time.
+-- The measurements of a period.
 SELECT document_id, key, status, seconds, confidence, finished_at FROM document_measurements
 WHERE finished_at >= ? AND finished_at < ? ORDER BY finished_at, document_id, key;

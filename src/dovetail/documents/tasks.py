@@ -19,7 +19,7 @@ from celery.worker.request import Request  # type: ignore[import-untyped]
 from dovetail import PermanentError, WorkflowDAG, WorkflowResult
 from dovetail.celery import DagGroup, DagRefused, DagTask, result_of
 from dovetail.documents.files import checked_id
-from dovetail.documents.metrics import hear_of_dags, run_ended
+from dovetail.documents.metrics import connect_dag_signal, run_ended
 
 BATCH_TASK = "dovetail.documents.batch_process_task"
 DOCUMENT_TASK = "dovetail.documents.process_document_task"
@@ -31,7 +31,7 @@ MAX_WAIT_SECONDS = 24 * 3600.0
 _SHAPE = 'a document is {"document_id": …, "file_path": …} or the pair of both'
 
 
-hear_of_dags()  # whichever of the two packages was imported first
+connect_dag_signal()  # whichever of the two packages was imported first
 
 
 class DocumentTask(NamedTuple):

@@ -38,7 +38,7 @@ from dovetail.cli.text import Line, bare, clip, countdown, counted, duration, li
 from dovetail.core.errors import Conflict, InvalidDefinition, InvalidParams
 from dovetail.core.states import NodeStatus, RunStatus
 from dovetail.documents.commands.reviews import HEAD, SURE, document_row, kept_of, warnings_in
-from dovetail.documents.folder import Findings, SourceDocument, look, name_problem
+from dovetail.documents.files import Findings, SourceDocument, name_problem, source_document
 from dovetail.documents.metrics import run_ended
 from dovetail.documents.reviews import Review, Reviews
 
@@ -289,7 +289,7 @@ class DocumentRuns:
             queue.put_nowait(None)
 
     def _look(self, path: str) -> SourceDocument:
-        return look(path, self.work.out, self._reviews, self.work.extractor)
+        return source_document(path, self.work.out, self._reviews, self.work.extractor)
 
     def _calls_the_model(self, document: SourceDocument) -> bool:
         calls = not document.is_known and document.sha256 not in self._seen

@@ -25,8 +25,7 @@ from dovetail.core.errors import DovetailError, NotFound, PermanentError
 from dovetail.core.states import RunStatus
 from dovetail.documents import PIPELINE, ROUTED
 from dovetail.documents.commands import Out, folder_of, typed_out
-from dovetail.documents.files import allow
-from dovetail.documents.folder import find
+from dovetail.documents.files import allow, find_documents
 from dovetail.documents.metrics import FAILED as FAILED_STATUS
 from dovetail.documents.metrics import Measurement, settle
 from dovetail.documents.reviews import open_reviews
@@ -88,7 +87,7 @@ def process(
         settings = settings.model_copy(update={"concurrency": concurrency})
     folder = folder_of(out)
     # Whether images can be read is known here only of this machine.
-    found = find(paths, folder, images=shared or shutil.which(OCR) is not None)
+    found = find_documents(paths, folder, images=shared or shutil.which(OCR) is not None)
     allow(*found.named)
     if not shared:
         _check_libraries()
@@ -173,7 +172,7 @@ def stats(
     """
     import asyncio
 
-    from dovetail.documents import statistics
+    from dovetail.documents import metrics
 
     folder = folder_of(out)
     reviews = open_reviews(folder)
@@ -184,7 +183,7 @@ def stats(
         except DovetailError as error:
             streams.complain(f"how these runs ended cannot be asked: {plain(str(error))}")
         rows = reviews.measurements()
-    measured = statistics.of(rows, target=target)
+    measured = metrics.statistics_of(rows, target=target)
     if as_json:
         print_json({"out": str(folder), **measured.as_data()})
         return
