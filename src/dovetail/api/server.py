@@ -10,6 +10,7 @@ import asyncio
 import errno
 import os
 import socket
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -32,6 +33,9 @@ from dovetail.core.errors import DovetailError
 LAST_REQUESTS_SECONDS = 1
 """What is being answered when the server stops gets this long."""
 BACKLOG = 1024
+SWITCH_SECONDS = 0.001
+"""A thread that validates a large body hands the interpreter back after this, not after Python's
+5 ms: a reply needs it several times, and liveness has 100 ms in all."""
 
 
 class CannotListen(DovetailError):
@@ -134,6 +138,7 @@ async def serve(
         timeout_graceful_shutdown=LAST_REQUESTS_SECONDS,
     )
     server = _UvicornServer(config)
+    sys.setswitchinterval(SWITCH_SECONDS)
     serving = asyncio.ensure_future(server.serve(sockets=listening))
     asked = asyncio.ensure_future(closing.wait())
     try:
