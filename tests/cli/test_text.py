@@ -185,7 +185,7 @@ NEVER_ONE = {
     "{self.docs_per_hour:,.0f} documents an hour",
     "{active} runs",
     "{crashes} attempts",
-    "{MOST_READINGS} processes",
+    "{MAX_READINGS} processes",
     "{subject} runs and",
     "{documents:,} documents",
     "{count:,} messages wait",

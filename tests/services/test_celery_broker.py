@@ -419,7 +419,7 @@ def test_a_pending_awaitable_is_refused_by_a_blocking_connection() -> None:
 
         await Pending()
 
-    with pytest.raises(RuntimeError, match="waits for something"):
+    with pytest.raises(RuntimeError, match="this coroutine waits"):
         done(yields())
     with pytest.raises(RuntimeError):
         done(waits())
