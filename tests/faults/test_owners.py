@@ -95,7 +95,7 @@ def test_a_run_that_changes_its_owner_many_times_ends_once(nursery: Nursery, fol
     for silent in children:
         silent.signal(signal.SIGCONT)
     old = [("waits", 1, attempt) for attempt in range(1, 5)]
-    wait_for(lambda: sorted(stopped(folder, run_id)) == old, "not all of them stopped", AT_ONCE)
+    wait_for(lambda: sorted(stopped(folder, run_id)) == old, "not all of them stopped")
     go(folder)
     ends = [child.done() for child in children]
     assert {end["status"] for end in ends} == {"COMPLETED"}
