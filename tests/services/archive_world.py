@@ -175,7 +175,7 @@ class World:
             ):
                 await duty()
             offered, self.outbox.offered = self.outbox.offered, []
-            names = {d.run.graph.nodes[d.place].id for d in offered if d.run.id == run_id}
+            names = {d.run.graph.nodes[d.node_index].id for d in offered if d.run.id == run_id}
             run = await self.load(run_id)
             ready = [n for n in names if run.node(n).phase is Phase.PUBLISHED]
             await self.start(run_id, *ready)

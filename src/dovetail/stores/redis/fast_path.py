@@ -276,7 +276,7 @@ class Claims:
                 args = [*same]
                 for at in mine:
                     task = tasks[at]
-                    place = await self._place(task) if task.place is None else task.place
+                    place = await self._place(task) if task.node_index is None else task.node_index
                     if place is None:
                         continue
                     if task.token is not last:  # what became ready together has one
@@ -362,8 +362,8 @@ class Claims:
 
     async def _place(self, task: Task) -> int | None:
         """Where the node is in its definition: the message says so, or the run does."""
-        if task.place is not None:
-            return task.place
+        if task.node_index is not None:
+            return task.node_index
         header = await self._headers.find(task.run_id)
         return None if header is None else header.run.graph.index.get(task.node_id)
 
