@@ -40,7 +40,7 @@ from dovetail.core.transitions import (
     Transition,
     Wake,
 )
-from dovetail.redis_client.scripts import load_script
+from dovetail.redis_client.pipelined import load_script
 
 Fields = dict[str, Any]
 

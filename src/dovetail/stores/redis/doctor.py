@@ -12,8 +12,13 @@ from dovetail.core.audit.event_check import inconsistencies
 from dovetail.core.errors import BrokenRun, NotFound
 from dovetail.core.text import counted
 from dovetail.engine.ports import DoctorFinding
-from dovetail.redis_client import sentinel
-from dovetail.redis_client.pipelined import PipelinedRedis, RedisError, RedisUnreachable, every_key
+from dovetail.redis_client.pipelined import (
+    PipelinedRedis,
+    RedisError,
+    RedisUnreachable,
+    ask_sentinel,
+    every_key,
+)
 from dovetail.redis_client.url import RedisUrl
 from dovetail.stores.redis.store import RedisStore
 from dovetail.stores.redis.timers import ACTIVE
@@ -183,7 +188,7 @@ async def _sentinels(target: RedisUrl, settings: Settings) -> list[DoctorFinding
         return []
     asking = (("SENTINEL", "MASTER", target.service),)
     replies = await asyncio.gather(
-        *(asyncio.to_thread(sentinel.ask, target, one, asking) for one in target.addresses),
+        *(asyncio.to_thread(ask_sentinel, target, one, asking) for one in target.addresses),
         return_exceptions=True,
     )
     silent = [

@@ -13,8 +13,7 @@ from typing import Any
 
 import hiredis
 
-from dovetail.redis_client.pipelined import PipelinedRedis, every_key
-from dovetail.redis_client.scripts import load_script
+from dovetail.redis_client.pipelined import PipelinedRedis, every_key, load_script
 from dovetail.transports.messages import TASKS, read_tasks
 from dovetail.transports.streams.sender import MARK, WORKERS
 

@@ -23,8 +23,13 @@ import hiredis
 
 from dovetail.engine.ports import Result, Task
 from dovetail.engine.supervisor import BackgroundTask, bisect_failures, describe_error
-from dovetail.redis_client.pipelined import Command, PipelinedRedis, RedisError, in_transaction
-from dovetail.redis_client.scripts import load_script
+from dovetail.redis_client.pipelined import (
+    Command,
+    PipelinedRedis,
+    RedisError,
+    in_transaction,
+    load_script,
+)
 from dovetail.transports.messages import (
     FEWEST_PACKED,
     RESULTS,

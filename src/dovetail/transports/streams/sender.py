@@ -27,8 +27,8 @@ from dovetail.redis_client.pipelined import (
     RedisError,
     is_replaced,
     is_temporary,
+    load_script,
 )
-from dovetail.redis_client.scripts import load_script
 from dovetail.transports.dead_letters import burying
 from dovetail.transports.messages import (
     FEWEST_MESSAGES,
