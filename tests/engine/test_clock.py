@@ -9,7 +9,7 @@ import pytest
 from dovetail.config import Settings
 from dovetail.engine import clock as clocks
 from dovetail.engine.clock import NEAR_SECONDS, StoreClock, steady_clock
-from dovetail.stores.redis.server import set_clock
+from dovetail.stores.redis.doctor import set_clock
 from dovetail.wiring.distributed import connected
 
 HOUR = 3600.0

@@ -17,9 +17,8 @@ from dovetail.core.definition.model import Workflow
 from dovetail.core.run import Phase, RunState
 from dovetail.core.states import NodeStatus
 from dovetail.core.transitions import Claim, Complete, Dispatch, Stop, Submit, Transition
-from dovetail.engine.distributed.archiver import Archiver, ArchiveWriter
+from dovetail.engine.distributed.archiver import Archiver, ArchiveWriter, Restorer
 from dovetail.engine.distributed.orchestrator import DistributedOrchestrator
-from dovetail.engine.distributed.restore import Restorer
 from dovetail.redis_client.pipelined import PipelinedRedis
 from dovetail.stores.postgres.archive import PostgresArchive
 from dovetail.stores.postgres.pool import PostgresPool

@@ -31,7 +31,7 @@ from dovetail.engine.ports import Task
 from dovetail.stores.redis.workers import WorkerRegistry
 from dovetail.transports.celery.application import QUEUE, make_app
 from dovetail.transports.celery.sender import Envelopes, redis_message
-from dovetail.transports.dead_letters import DEAD
+from dovetail.transports.messages import DEAD
 from dovetail.wiring.distributed import ServiceParts, connected, orchestrate
 from dovetail.wiring.health import watching
 

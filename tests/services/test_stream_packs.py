@@ -15,8 +15,8 @@ from dovetail.core.transitions import Complete
 from dovetail.engine.ports import Task
 from dovetail.redis_client.pipelined import Command, PipelinedRedis, RedisError
 from dovetail.stores.redis.workers import MAX_READ_MESSAGES, WorkerFacts, WorkerRegistry
-from dovetail.transports.dead_letters import DEAD
 from dovetail.transports.messages import (
+    DEAD,
     FEWEST_MESSAGES,
     MAX_PACKED_BYTES,
     MAX_TASKS_PACKED,

@@ -18,11 +18,9 @@ from dovetail.core.transitions import Complete, Fail, Stop
 from dovetail.core.values import MAX_DEPTH
 from dovetail.engine.ports import Task
 from dovetail.redis_client.pipelined import PipelinedRedis
-from dovetail.transports.broadcast import StopBroadcast
-from dovetail.transports.dead_letters import DEAD
-from dovetail.transports.messages import MAX_INPUTS, result_fields
+from dovetail.transports.messages import DEAD, MAX_INPUTS, result_fields
 from dovetail.transports.streams import reader as stream_inbox
-from dovetail.transports.streams.reader import StreamInbox
+from dovetail.transports.streams.reader import StopBroadcast, StreamInbox
 from dovetail.transports.streams.sender import (
     RESULTS,
     WORKERS,

@@ -18,8 +18,7 @@ from dovetail.core.outputs import OutputReference, ReadBudget
 from dovetail.core.run import RunState
 from dovetail.core.states import FINAL, RunStatus
 from dovetail.core.transitions import Decision, Submit, Transition
-from dovetail.engine.distributed.archiver import Archiver
-from dovetail.engine.distributed.restore import Restorer
+from dovetail.engine.distributed.archiver import Archiver, Restorer
 from dovetail.engine.distributed.triggers import PendingRun, TriggerService, making_seconds
 from dovetail.engine.idempotency import is_for_a_batch
 from dovetail.engine.ports import ALL_RUNS, Cached, Key, KeyUsed, RunQuery, Seen

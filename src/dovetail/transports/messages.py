@@ -6,7 +6,8 @@ all of a message is the same every time, so the common shape is filled in, not b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from math import inf
 from typing import Any
@@ -17,11 +18,12 @@ from dovetail.core.caching import Caching, is_facts
 from dovetail.core.effects import new_tuple
 from dovetail.core.events import Token
 from dovetail.core.outputs import INLINE_BYTES as MAX_INPUTS
+from dovetail.core.redaction import Redactor
 from dovetail.core.templates import Deferred
 from dovetail.core.transitions import Complete, Fail
 from dovetail.core.values import MAX_DEPTH, is_json
 from dovetail.engine.ports import Result, Task
-from dovetail.redis_client.pipelined import Command
+from dovetail.redis_client.pipelined import Command, PipelinedRedis
 
 TASK_FIELDS = ("run_id", "node_id", "token", "handler", "config", "inputs")
 RESULT_FIELDS = ("run_id", "node_id", "token", "success", "output", "error")
@@ -546,3 +548,46 @@ def _sized(*words: bytes) -> Iterator[int | bytes]:
     for word in words:
         yield len(word)
         yield word
+
+
+# ── dead letters ──────────────────────────────────────────────────────────────────────────────
+
+
+DEAD = "wf:dead"
+MAX_DEAD = 10_000
+"""The newest are kept, and shown at `GET /dead-letters`."""
+
+
+def dead_letter_commands(
+    stream: str, number: str, reason: str, fields: Mapping[str, str], redact: Callable[[str], str]
+) -> list[Command]:
+    """What keeps a message as a dead letter, without what must not be stored."""
+
+    def text(field: str) -> str:
+        return shown(redact(field).encode())
+
+    letter = {
+        "stream": stream,
+        "id": number,
+        "reason": redact(reason),
+        "fields": {text(name): text(value) for name, value in fields.items()},
+        "time": time.time(),
+    }
+    return [("LPUSH", DEAD, orjson.dumps(letter)), ("LTRIM", DEAD, 0, MAX_DEAD - 1)]
+
+
+class DeadLetterQueue:
+    """For tasks that are given up: their nodes crashed as many workers as they may."""
+
+    def __init__(self, pipe: PipelinedRedis, redactor: Redactor) -> None:
+        self._pipe = pipe
+        self._redact = redactor.redact_shown
+
+    async def bury(self, start: tuple[str, str, Token], handler: str, reason: str) -> None:
+        run_id, node_id, token = start
+        fields = {"run_id": run_id, "node_id": node_id, "token": str(token), "handler": handler}
+        # Its messages are acknowledged and have no number any more; its key says what it was.
+        number = f"{run_id}:{node_id}:{token.epoch}"
+        await self._pipe.call_many(
+            dead_letter_commands(stream_of(handler), number, reason, fields, self._redact)
+        )

@@ -65,12 +65,16 @@ from dovetail.stores.redis.workers import (
     WorkerFacts,
     WorkerRegistry,
 )
-from dovetail.transports.broadcast import StopBroadcast
-from dovetail.transports.celery.application import QUEUE, TASK, make_app
+from dovetail.transports.celery.application import MISREAD, QUEUE, TASK, MessageGuard, make_app
 from dovetail.transports.celery.counts import taken
-from dovetail.transports.celery.guard import MISREAD, MessageGuard
-from dovetail.transports.dead_letters import burying
-from dovetail.transports.messages import RESULTS, Malformed, read_task, result_fields
+from dovetail.transports.messages import (
+    RESULTS,
+    Malformed,
+    dead_letter_commands,
+    read_task,
+    result_fields,
+)
+from dovetail.transports.streams.reader import StopBroadcast
 from dovetail.wiring.distributed import connected, service_id
 from dovetail.wiring.embedded import buckets
 
@@ -513,7 +517,7 @@ def dead_letter(
     """Keep what is no message of ours where it is seen; see `StreamReader`."""
     shown = {name: str(value) for name, value in fields.items()}
     redact = Redactor(settings.sensitive()).redact_shown
-    done(pipe.call_many(burying(QUEUE, message_id, reason, shown, redact)))
+    done(pipe.call_many(dead_letter_commands(QUEUE, message_id, reason, shown, redact)))
 
 
 def _install_signals(worker: BlockingWorker) -> None:

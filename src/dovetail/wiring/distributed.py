@@ -30,11 +30,13 @@ from dovetail.core.transitions import Stop
 from dovetail.engine.cache import NodeCache
 from dovetail.engine.clock import Clock, StoreClock
 from dovetail.engine.commands import Commands
-from dovetail.engine.distributed.archiver import Archiver, ArchiveWriter
-from dovetail.engine.distributed.orchestrator import CrashLimit, DistributedOrchestrator
-from dovetail.engine.distributed.parked import ParkedRescheduler
+from dovetail.engine.distributed.archiver import Archiver, ArchiveWriter, Restorer
+from dovetail.engine.distributed.orchestrator import (
+    CrashLimit,
+    DistributedOrchestrator,
+    ParkedRescheduler,
+)
 from dovetail.engine.distributed.publisher import Publisher, TaskRenderer
-from dovetail.engine.distributed.restore import Restorer
 from dovetail.engine.distributed.task_source import (
     QueueTaskSource,
     RemoteInputs,
@@ -57,14 +59,20 @@ from dovetail.stores.postgres.pool import PostgresPool
 from dovetail.stores.records import stored_definition
 from dovetail.stores.redis.archive import RedisArchiveQueue, RedisSnapshots
 from dovetail.stores.redis.definitions import UnusedDefinitions
-from dovetail.stores.redis.doctor import refuse_eviction, watch_eviction
-from dovetail.stores.redis.leases import RedisLeases
+from dovetail.stores.redis.doctor import (
+    check_writable,
+    follow_clock,
+    refuse_eviction,
+    set_clock,
+    watch_eviction,
+    watch_restarts,
+)
 from dovetail.stores.redis.limits import RedisLimits
 from dovetail.stores.redis.records import RedisRecords
 from dovetail.stores.redis.run_index import RunOrigin
-from dovetail.stores.redis.server import check_writable, follow_clock, set_clock, watch_restarts
 from dovetail.stores.redis.store import (
     InstrumentedRedisStore,
+    RedisLeases,
     RedisStore,
     SpeculativeDispatch,
     callers_of,
@@ -82,12 +90,21 @@ from dovetail.stores.redis.workers import (
     mixture,
 )
 from dovetail.stores.tiered import ArchivedAcceptedRuns, ArchivedRuns, TieredRecords, TieredRuns
-from dovetail.transports.broadcast import RunFinishedListener, StopBroadcast
-from dovetail.transports.dead_letters import DeadLetterQueue
-from dovetail.transports.messages import RESULTS
-from dovetail.transports.streams.gc import StreamGarbage
-from dovetail.transports.streams.reader import OrchestratorPeers, ResultConsumer, StreamInbox
-from dovetail.transports.streams.sender import ORCHESTRATORS, WORKERS, StreamReader, StreamSender
+from dovetail.transports.messages import RESULTS, DeadLetterQueue
+from dovetail.transports.streams.reader import (
+    OrchestratorPeers,
+    ResultConsumer,
+    RunFinishedListener,
+    StopBroadcast,
+    StreamInbox,
+)
+from dovetail.transports.streams.sender import (
+    ORCHESTRATORS,
+    WORKERS,
+    StreamGarbage,
+    StreamReader,
+    StreamSender,
+)
 from dovetail.wiring.embedded import buckets, definition_limits
 
 log = logging.getLogger("dovetail.orchestrator")

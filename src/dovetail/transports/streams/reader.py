@@ -1,4 +1,4 @@
-"""Reads streams: the inbox of a worker, and the results that an orchestrator applies.
+"""Reads streams: the inbox of a worker, the results that an orchestrator applies, and broadcasts.
 
 A fast worker reads ahead, and a message may hold several tasks. A worker gives back tasks that it
 has read and cannot begin, if other workers are idle.
@@ -21,6 +21,9 @@ from typing import Any, Protocol
 
 import hiredis
 
+from dovetail.core.errors import StoreError
+from dovetail.core.events import Token
+from dovetail.core.transitions import Stop
 from dovetail.engine.ports import Result, Task
 from dovetail.engine.supervisor import BackgroundTask, bisect_failures, describe_error
 from dovetail.redis_client.pipelined import (
@@ -38,8 +41,11 @@ from dovetail.transports.messages import (
     task_messages,
 )
 from dovetail.transports.streams.sender import (
+    BLOCK_MILLISECONDS,
     COMPANY_SECONDS,
+    ENDS,
     FEW_AT_ONCE,
+    STOPS,
     Entry,
     StreamMessage,
     StreamReader,
@@ -460,3 +466,121 @@ class ResultConsumer:
     async def _take_again(self, messages: Sequence[StreamMessage]) -> None:
         await self._apply(messages, again=True)
         await self._reader.acknowledge(messages)
+
+
+# ── broadcasts ────────────────────────────────────────────────────────────────────────────────
+
+
+worker_log = logging.getLogger("dovetail.worker")
+
+
+class StopBroadcast:
+    """Orders to stop, as every worker hears them."""
+
+    def __init__(self, blocking: PipelinedRedis) -> None:
+        self._feed = Broadcast(blocking, STOPS)
+
+    async def open(self) -> None:
+        """Listen from now on; else from the first call of `next` on."""
+        await self._feed.open()
+
+    async def next(self) -> list[Stop]:
+        """The orders since the last call; waits a second for some."""
+        found: list[Stop] = []
+        for given in await self._feed.next():
+            try:
+                token = Token.parse(given[b"token"].decode())
+                order = Stop(given[b"run_id"].decode(), given[b"node_id"].decode(), token)
+            except (LookupError, ValueError) as problem:
+                worker_log.warning("no order to stop: %s", problem)
+            else:
+                found.append(order)
+        return found
+
+
+class Broadcast:
+    """A stream that every listener reads, from the moment it begins to listen.
+
+    A message is a hint: a caller that receives none for a while reads the run.
+    """
+
+    def __init__(self, blocking: PipelinedRedis, stream: str) -> None:
+        self._blocking = blocking
+        self._stream = stream
+        self._after = ""
+
+    async def open(self) -> None:
+        """Listen from now on."""
+        # Not "$", which would mean another moment at each call.
+        newest = await self._blocking.call("XREVRANGE", self._stream, "+", "-", "COUNT", 1)
+        self._after = newest[0][0].decode() if newest else "0-0"
+
+    async def next(self) -> list[dict[bytes, bytes]]:
+        """The messages since the last call; waits a second for one."""
+        if not self._after:
+            await self.open()
+        command = ("XREAD", "BLOCK", BLOCK_MILLISECONDS, "STREAMS", self._stream, self._after)
+        reply = await self._blocking.call(*command)
+        found = []
+        for _, entries in reply or ():
+            for number, fields in entries:
+                self._after = number.decode()
+                found.append(dict(zip(fields[::2], fields[1::2], strict=True)))
+        return found
+
+
+LISTEN_SECONDS = 1.0
+
+
+class RunFinishedListener:
+    """The ends of runs, on one connection for all callers of a process that wait for one.
+
+    Use `async with`; it listens once a caller waits.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._waiting: dict[str, set[asyncio.Future[None]]] = {}
+        self._listening: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> RunFinishedListener:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._listening is not None:
+            self._listening.cancel()
+            await asyncio.gather(self._listening, return_exceptions=True)
+
+    async def next(self, run_id: str) -> None:
+        """Return when it is worth to look whether this run has ended: it has, or some time has
+        passed."""
+        if self._listening is None:
+            self._listening = asyncio.create_task(self._listen())
+        finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(run_id, set()).add(finished)
+        try:
+            await asyncio.wait([finished], timeout=LISTEN_SECONDS)
+        finally:
+            waiting = self._waiting.get(run_id)
+            if waiting is not None:
+                waiting.discard(finished)
+                if not waiting:
+                    del self._waiting[run_id]
+
+    async def _listen(self) -> None:
+        while True:
+            with contextlib.suppress(StoreError):
+                async with PipelinedRedis(self._url) as pipe:
+                    feed = Broadcast(pipe, ENDS)
+                    await feed.open()
+                    self._wake(list(self._waiting))  # it may have ended before we listened
+                    while True:
+                        for message in await feed.next():
+                            self._wake(message[b"run_ids"].decode().split(" "))
+            await asyncio.sleep(LISTEN_SECONDS)
+
+    def _wake(self, run_ids: list[str]) -> None:
+        for run_id in run_ids:
+            for finished in self._waiting.pop(run_id, ()):
+                if not finished.done():
+                    finished.set_result(None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -25,14 +25,16 @@ from dovetail.redis_client.pipelined import (
     Command,
     PipelinedRedis,
     RedisError,
+    every_key,
     is_replaced,
     is_temporary,
     load_script,
 )
-from dovetail.transports.dead_letters import burying
 from dovetail.transports.messages import (
     FEWEST_MESSAGES,
     RESULTS,
+    TASKS,
+    dead_letter_commands,
     packed_task_messages,
     read_results,
     read_tasks,
@@ -406,4 +408,103 @@ class StreamReader:
         texts = [field.decode(errors="replace") for field in fields]
         told = dict(zip(texts[::2], texts[1::2], strict=False))
         reason = str(problem) or type(problem).__name__
-        await self._pipe.call_many(burying(stream, number, reason, told, self._redact))
+        await self._pipe.call_many(dead_letter_commands(stream, number, reason, told, self._redact))
+
+
+# ── garbage collection ────────────────────────────────────────────────────────────────────────
+
+
+MAX_DISMISSED = 500
+"""Consumers of one stream per look."""
+MAX_LOOKED_AT, READ_TOGETHER = 1000, 50
+"""Messages of one stream per look, and per read: each may be as large as a config."""
+
+Workers = Callable[[], Awaitable[Sequence[Mapping[str, Any]]]]
+Over = Callable[[Iterable[str]], Awaitable[Collection[str]]]
+
+
+class StreamGarbage:
+    """Removes dead consumers and dead messages from the streams.
+
+    A worker that was killed stays a consumer of every stream that it read, and each one makes Redis
+    slower. Where no worker serves a handler, nothing refuses the messages of runs that have ended.
+    A consumer that is removed by mistake is one again with its next read, and a message that is
+    removed by mistake is sent again: any number of processes may do this at once.
+    """
+
+    def __init__(
+        self, pipe: PipelinedRedis, workers: Workers, over: Over, *, idle_seconds: float
+    ) -> None:
+        """`workers` lists the workers, in the fields of the API; `over` says which of these runs
+        have ended, or are gone. A consumer that was idle for less is left alone."""
+        self._pipe = pipe
+        self._workers = workers
+        self._over = over
+        self._idle_milliseconds = idle_seconds * 1000
+        self._looked_up_to: dict[str, bytes] = {}
+        """Of streams that are longer than one look."""
+
+    async def clear(self) -> None:
+        alive = [worker for worker in await self._workers() if worker["alive"]]
+        names = {worker["worker_id"] for worker in alive}
+        served = {TASKS + handler for worker in alive for handler in worker["handlers"]}
+        for stream in await every_key(self._pipe, f"{TASKS}*", kind="stream"):
+            await self._dismiss_idle(stream, names)
+            if stream not in served:  # else a worker comes to them, and they are refused
+                await self._drop_of_ended(stream)
+
+    # ── consumers ────────────────────────────────────────────────────────────────────────
+
+    async def _dismiss_idle(self, stream: str, alive: Collection[str]) -> None:
+        """By name as well: Redis 7.0 takes one for idle that reads all the time and finds nothing.
+
+        What they hold is looked at again with the dismissal, as one."""
+        (reply,) = await self._pipe.send([("XINFO", "CONSUMERS", stream, WORKERS)])
+        if isinstance(reply, hiredis.ReplyError):
+            return  # it has no reader yet, or it is gone
+        consumers = [dict(zip(one[::2], one[1::2], strict=True)) for one in reply]
+        idle = [
+            name
+            for one in consumers
+            if not one[b"pending"] and one[b"idle"] >= self._idle_milliseconds
+            if (name := one[b"name"].decode()) != MARK and name not in alive
+        ]
+        await self._pipe.call_many(
+            [
+                self._pipe.script_command(
+                    load_script(__package__, "dismiss"), [stream], [WORKERS, name]
+                )
+                for name in idle[:MAX_DISMISSED]
+            ]
+        )
+
+    # ── messages ─────────────────────────────────────────────────────────────────────────
+
+    async def _drop_of_ended(self, stream: str) -> None:
+        """From where we were last time, and from the beginning once there is nothing behind it."""
+        after = self._looked_up_to.pop(stream, b"0-0")
+        for _ in range(MAX_LOOKED_AT // READ_TOGETHER):
+            reading = ("XRANGE", stream, b"(" + after, "+", "COUNT", READ_TOGETHER)
+            entries = await self._pipe.call(*reading)
+            await self._drop(stream, {number: _runs_of(fields) for number, fields in entries})
+            if len(entries) < READ_TOGETHER:
+                return
+            after = entries[-1][0]
+        self._looked_up_to[stream] = after
+
+    async def _drop(self, stream: str, messages: Mapping[bytes, Collection[str]]) -> None:
+        over = set(await self._over({run for runs in messages.values() for run in runs}))
+        useless = [number for number, runs in messages.items() if runs and over.issuperset(runs)]
+        if useless:
+            # Acknowledged first: a message that is deleted while pending stays pending for ever.
+            await self._pipe.call_many(
+                [("XACK", stream, WORKERS, *useless), ("XDEL", stream, *useless)]
+            )
+
+
+def _runs_of(fields: Any) -> set[str]:
+    """The runs of the tasks in a message; none of a malformed message, which its reader rejects."""
+    try:
+        return {task.run_id for task in read_tasks(fields)}
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        return set()
