@@ -372,7 +372,7 @@ async def test_the_latest_results_are_sent_again_if_redis_may_have_lost_them(
 ) -> None:
     told = many_results()
     await ends.inbox.send(told[:20])
-    monkeypatch.setattr(stream_inbox, "TOLD_SECONDS", -1.0)
+    monkeypatch.setattr(stream_inbox, "REPEAT_SECONDS", -1.0)
     await ends.inbox.send(told[20:30])
     monkeypatch.undo()
     await ends.inbox.send(told[30:])

@@ -404,7 +404,7 @@ class PipelinedRedis:
         return await self.retry_errors(commands, await pending)
 
     async def retry_errors(self, commands: Sequence[Command], replies: list[Any]) -> list[Any]:
-        """The replies to commands; those that were refused are sent again."""
+        """The replies to commands; a refused command is sent again."""
         refused = [at for at, reply in enumerate(replies) if isinstance(reply, hiredis.ReplyError)]
         if not refused:
             return replies

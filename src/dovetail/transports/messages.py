@@ -171,9 +171,9 @@ def read_results(fields: Sequence[bytes]) -> list[Result]:
 
 def _more(text: bytes) -> Iterator[Result]:
     """Completed nodes as [run_id, token, node, output, node, output, …], …"""
-    for run_id, token, *told in _output(text, behind=2):
+    for run_id, token, *nodes in _output(text, behind=2):
         start = (_text(run_id), _token(_text(token).encode()))
-        for node, output in zip(told[::2], told[1::2], strict=True):
+        for node, output in zip(nodes[::2], nodes[1::2], strict=True):
             yield new_tuple(Complete, (start[0], _text(node), start[1], output, None))
 
 
@@ -213,20 +213,20 @@ def _result(given: dict[str, bytes]) -> Result:
     )
 
 
-def _seconds(told: Any) -> float | None:
-    if told is None:
+def _seconds(value: Any) -> float | None:
+    if value is None:
         return None
-    if isinstance(told, bool) or not isinstance(told, int | float) or told < 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
         raise Malformed("a pause that it asks for is no number of seconds")
-    return float(told)
+    return float(value)
 
 
-def _chance(told: Any) -> float:
-    if told is None:
+def _chance(value: Any) -> float:
+    if value is None:
         return 0.0
-    if isinstance(told, bool) or not isinstance(told, int | float) or not 0 <= told <= 1:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
         raise Malformed("its chance is no number from 0 to 1")
-    return float(told)
+    return float(value)
 
 
 def _cache(given: dict[str, bytes]) -> Caching | None:
@@ -244,9 +244,9 @@ def _cache(given: dict[str, bytes]) -> Caching | None:
     return Caching(_text(key), kept_for, facts)
 
 
-def _error(told: Any) -> dict[str, Any]:
+def _error(value: Any) -> dict[str, Any]:
     """An error with a type and a message, both texts."""
-    error = told if isinstance(told, dict) else {"message": told}
+    error = value if isinstance(value, dict) else {"message": value}
     kind, message = error.get("type"), error.get("message")
     if not isinstance(message, str):
         message = "it did not say how" if message is None else shown(orjson.dumps(message))
@@ -265,10 +265,10 @@ def read_tasks(fields: Sequence[bytes]) -> list[Task]:
 
 def _more_tasks(text: bytes, handler: str) -> Iterator[Task]:
     """As [run_id, token, inputs, params, node, config, place, node, config, place, …], …"""
-    for run_id, token, inputs, params, *told in orjson.loads(text):
+    for run_id, token, inputs, params, *nodes in orjson.loads(text):
         start = (_text(run_id), _token(_text(token).encode()))
         with_inputs, with_params = _text(inputs).encode(), _text(params).encode()
-        for node, config, place in zip(told[::3], told[1::3], told[2::3], strict=True):
+        for node, config, place in zip(nodes[::3], nodes[1::3], nodes[2::3], strict=True):
             if not isinstance(config, dict) or not isinstance(place, int):
                 raise Malformed("a config is no object, or a place no number")
             if not 0 <= place < MAX_PLACES:

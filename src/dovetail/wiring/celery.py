@@ -191,7 +191,7 @@ class Heartbeat(bootsteps.StartStopStep):  # type: ignore[misc]
         self._pipe = SyncRedis(redis_of(settings), patience=BEAT_PATIENCE_SECONDS)
         self._fleet = WorkerRegistry(self._pipe, heartbeat_timeout=settings.heartbeat_timeout)
         self._services = ServiceRegistry(self._pipe, heartbeat_timeout=settings.heartbeat_timeout)
-        self._told: str | None = None
+        self._logged: str | None = None
         self._retries = {name: many for name, many in registry.default_retries().items() if many}
         self._secrets = registry.taking_secrets()
         self._versions = registry.later_versions()
@@ -217,9 +217,9 @@ class Heartbeat(bootsteps.StartStopStep):  # type: ignore[misc]
         try:
             done(self._fleet.beat(facts))
             wrong = done(self._services.beat(_me()))
-            if wrong is not None and wrong != self._told:
+            if wrong is not None and wrong != self._logged:
                 log.warning("%s", wrong)
-            self._told = wrong
+            self._logged = wrong
         except StoreError as error:
             log.warning("no heartbeat: %s", error)
 
@@ -461,8 +461,8 @@ class TaskRunner:
         return {"skipped": True}
 
     def _tell(self, result: Result) -> None:
-        """Nobody waits for Redis to say that it has it: the next claim hears of that, or the watch.
-        Should the process die with Redis, the lease runs out, as if it had died a moment before."""
+        """Send it without waiting for the reply of Redis: the next claim reads that, or the watch.
+        If the process dies together with Redis, the lease runs out."""
         self.pipe.send_nowait([result_command(result)])
 
     def _flush(self) -> None:

@@ -180,7 +180,7 @@ class ArchiveQueue(Protocol):
         ...
 
     async def acknowledge(self, claims: Sequence[ArchiveClaim]) -> None:
-        """Strike these out, but for those that moved since they were claimed."""
+        """Remove these, except runs that moved since they were claimed."""
         ...
 
     async def give_back(self, claims: Sequence[ArchiveClaim]) -> None: ...
@@ -198,11 +198,11 @@ class HotRuns(Protocol):
 
     async def known(self, run_ids: Sequence[str]) -> set[str]: ...
     async def finished(self, run_ids: Sequence[str]) -> list[str]:
-        """Those of these that are there, and have ended."""
+        """The ones of these that are there, and have ended."""
         ...
 
     def read(self, heads: Mapping[str, ArchiveHead | None]) -> AsyncIterator[dict[str, HotReading]]:
-        """What each run has beyond a head, or everything; without those that are not there. Some
+        """What each run has beyond a head, or everything; a run that is not there is left out. Some
         runs at a time, so that memory holds only these."""
         ...
 
@@ -232,7 +232,7 @@ class Archive(Protocol):
     """Where runs are kept for good. Raises `ArchiveDown` while it is away."""
 
     async def write_many(self, snapshots: Sequence[RunSnapshot]) -> dict[str, ArchiveState]:
-        """Keep them all, or none; without those whose `content` it needs."""
+        """Keep them all, or none. A run whose `content` it lacks is left out of the reply."""
         ...
 
     async def kept(self, run_ids: Iterable[str]) -> dict[str, ArchiveState]: ...
@@ -354,7 +354,7 @@ class ArchiveWriter:
         await self.hot.put_back(following, 0.0, replacing=here.generation)
 
     async def _write(self, snapshots: Sequence[RunSnapshot]) -> set[str]:
-        """Those that the archive has now."""
+        """The runs that the archive has now."""
         if not snapshots:
             return set()
         try:
@@ -376,8 +376,8 @@ class ArchiveWriter:
         return {one.run_id for one in done}
 
     def _has_taken(self, written: RunSnapshot, kept: ArchiveState | None) -> bool:
-        """If not, somebody else was there, with more of it or with another log; or something that
-        came earlier is missing. Then it comes again when its claim lapses, to be compared."""
+        """If not, another archiver wrote more of it, or another log; or earlier events are missing.
+        Then it comes again when its claim lapses, to be compared."""
         taken = kept == (written.generation, written.last_seq, written.finished)
         if kept is not None and taken and written.events and not written.finished:
             self._remember(written.run_id, ArchiveHead(kept, written.epoch, written.events[-1]))
@@ -439,8 +439,8 @@ class Archiver:
         self._unkept.update(dict.fromkeys(run_ids))
         with contextlib.suppress(StoreError, TimeoutError):
             async with asyncio.timeout(KEEP_SECONDS), self._keeping:
-                # Together with those that waited meanwhile: the runs of a batch are retried side by
-                # side.
+                # Together with the runs that waited meanwhile: the runs of a batch are retried side
+                # by side.
                 together, self._unkept = self._unkept, {}
                 await self._bring([*together])
 
@@ -590,7 +590,7 @@ class Restorer:
         limits: KeptRates | None = None,
         shared_limits: Rates | None = None,
     ) -> None:
-        """`limits` are the rates that are kept for good, `shared_limits` those that hold."""
+        """`limits` are the rates in the archive, `shared_limits` the rates in Redis, which hold."""
         self._hot = hot
         self._hints = hints
         self._archive = archive
@@ -607,7 +607,7 @@ class Restorer:
 
     async def restore_after_loss(self) -> None:
         """Redis has just come back, perhaps without its last writes. Restore runs that are old
-        enough now, and later those that were young at that moment."""
+        enough now, and later the runs that were young at that moment."""
         for pause in (0.0, self._recovery_timeout + 1.0):
             await asyncio.sleep(pause)
             with contextlib.suppress(StoreError):  # it is tried again every minute
@@ -626,7 +626,7 @@ class Restorer:
         return restored
 
     async def restore_lost(self, run_ids: Sequence[str]) -> int:
-        """Those of these that are not finished and that Redis does not know, however young."""
+        """Restore the unfinished ones of these that Redis does not know, however young."""
         return sum(await bisect_failures(self._restore_some, run_ids, self._leave))
 
     async def _leave(self, run_id: str, problem: Exception) -> Sequence[int]:
@@ -636,7 +636,7 @@ class Restorer:
 
     async def _restore_some(self, run_ids: Sequence[str]) -> Sequence[int]:
         known = await self._hot.known(run_ids)
-        # Of those that have ended there, the archive is behind, or Redis has lost a retry.
+        # A run that has ended there: the archive is behind, or Redis has lost a retry.
         await self._hints.moved(await self._hot.finished([*known]))
         lost = [run_id for run_id in run_ids if run_id not in known]
         restored = 0
@@ -685,7 +685,7 @@ class Restorer:
         return ours
 
     async def restore_limits(self) -> None:
-        """Those that were set hold; without them every tag has the usual rate."""
+        """Set the rates of the archive in Redis: without them every tag has the usual rate."""
         if self._limits is None or self._shared_limits is None:
             return
         kept, holding = await self._limits(), await self._shared_limits.all()

@@ -202,8 +202,8 @@ class DistributedOrchestrator:
     ) -> list[Decision]:
         now = self._clock()
         if reopened := [move.run_id for move in moves if isinstance(move, Retry)]:
-            # Before the retry: a run that has ended is in no index, so if this process died nobody
-            # would find it. Ahead in time, for processes whose clock is ahead.
+            # Before the retry: a run that has ended is in no index, so if this process died, no
+            # other one would find it. Ahead in time, for processes whose clock is ahead.
             await self.timers.moved(reopened, now + MAX_SKEW_SECONDS)
         breaks = self._store.breaks
         decisions = await self._store.apply(moves, now, durable=durable)

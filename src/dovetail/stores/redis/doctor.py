@@ -210,7 +210,7 @@ async def _sentinels(target: RedisUrl, settings: Settings) -> list[DoctorFinding
     facts = [dict(zip(one[0][::2], one[0][1::2], strict=True)) for one in replies]  # type: ignore[index]
     replicas = max(int(one.get(b"num-slaves", 0)) for one in facts)
     if not replicas:
-        message = f"{len(replies)} answer, and know no replica: nobody could take over"
+        message = f"{len(replies)} answer, and know no replica: no server could take over"
         return [DoctorFinding("sentinels", False, message, "start a replica: replicaof HOST PORT")]
     message = f"{len(replies)} answer, {counted(replicas, 'replica')}"
     if settings.database_url is None:
@@ -500,7 +500,7 @@ def _disagreements(settings: Settings) -> Iterator[tuple[str, str]]:
     if settings.broker_url is not None and settings.transport != "celery":
         yield (
             f"{env_name('broker_url')} is set, and {env_name('transport')} is not celery: "
-            "nobody uses it",
+            "it is not used",
             f"unset it, or set {env_name('transport')}=celery",
         )
 
@@ -515,7 +515,7 @@ log = logging.getLogger("dovetail.redis")
 async def set_clock(redis: PipelinedRedis, clock: StoreClock) -> None:
     asked = time.monotonic()
     seconds, micros = await redis.call("TIME")
-    clock.told(int(seconds) + int(micros) / 1e6, asked, time.monotonic())
+    clock.follow(int(seconds) + int(micros) / 1e6, asked, time.monotonic())
 
 
 async def follow_clock(redis: PipelinedRedis, clock: StoreClock) -> None:

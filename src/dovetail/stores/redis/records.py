@@ -50,7 +50,7 @@ from dovetail.stores.records import (
     workflow_item,
 )
 from dovetail.stores.redis.accepted import RedisAcceptedRuns
-from dovetail.stores.redis.codec import event_of, source
+from dovetail.stores.redis.codec import event_of, run_error, source
 from dovetail.stores.redis.definitions import definition, definition_key, stored_graph
 from dovetail.stores.redis.limits import RedisLimits
 from dovetail.stores.redis.run_index import (
@@ -306,8 +306,7 @@ class RedisRecords(BaseRecords):
         if kept["error"] or kept["finished_at"]:
             graph = await self._graph(kept["definition"], kept["retries"])
             if kept["error"]:
-                failure = orjson.loads(kept["error"])
-                error = {**failure["error"], "node": graph.nodes[failure["at"]].id}
+                error = run_error(orjson.loads(kept["error"]), graph)
             if kept["finished_at"]:
                 result = await self._result(run_id, graph, most)
         return summary_view(

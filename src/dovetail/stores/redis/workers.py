@@ -343,13 +343,13 @@ async def announced(
     await services.join(me)
 
     async def beat() -> None:
-        told: str | None = None
+        logged: str | None = None
         while True:
             await asyncio.sleep(pause)
             wrong = await services.beat(me)
-            if wrong is not None and wrong != told:
+            if wrong is not None and wrong != logged:
                 log.warning("%s", wrong)
-            told = wrong
+            logged = wrong
 
     beating = asyncio.create_task(supervise("announcing", beat))
     try:

@@ -49,8 +49,8 @@ def is_redis(url: str) -> bool:
 
 
 def reached(url: str) -> dict[str, Any]:
-    """How Celery reaches this broker. Of Redis we tell it all: by itself it would take a `rediss`
-    without options for one whose certificate nobody need look at."""
+    """How Celery reaches this broker. For Redis all options are given: without them, Celery does
+    not check the certificate of a `rediss` URL."""
     if not is_redis(url):
         return {"broker_url": url}
     found = to_celery(read(url))
@@ -167,7 +167,7 @@ class MessageGuard(bootsteps.StartStopStep):  # type: ignore[misc]
 
 def _tolerant(settle: Callable[..., object]) -> Callable[..., None]:
     """kombu stumbles over a message whose connection is gone, and Celery ends with it. To us such a
-    message is settled: whoever gets it again is refused."""
+    message is settled: a worker that gets it again is refused."""
 
     def settled(*args: Any, **how: Any) -> None:
         with suppress(AttributeError):
@@ -178,15 +178,15 @@ def _tolerant(settle: Callable[..., object]) -> Callable[..., None]:
 
 def _tells_that_it_was_given_up(channel: Any) -> None:
     """kombu gives messages back over a connection to Redis that was lost, too, and stumbles where
-    Celery expects to be told of it and goes on."""
+    Celery expects an error of the connection and goes on."""
     parameters = channel._connparams
 
-    def told(*args: Any, **how: Any) -> Any:
+    def checked(*args: Any, **how: Any) -> Any:
         if getattr(channel.connection, "client", None) is None:
             raise channel.connection_errors[0]("the connection was given up")
         return parameters(*args, **how)
 
-    channel._connparams = told
+    channel._connparams = checked
 
 
 def _keeps_its_client(channel: Any) -> None:
@@ -224,7 +224,7 @@ HEADERS: dict[str, Callable[[Any], bool]] = {
 
 
 def wrong_headers(headers: Any) -> str | None:
-    """What is wrong with the headers of a message, if it is one of ours or nobody's."""
+    """What is wrong with the headers of a message, if it is one of ours or names no task."""
     if not isinstance(headers, dict) or not isinstance(headers.get("task"), str):
         return "it names no task"
     if headers["task"] != TASK:

@@ -60,7 +60,7 @@ FARTHEST_AHEAD = 8
 SHARE_SECONDS, LONG_SECONDS = 0.1, 1.0
 """So long a worker may do nothing with what it keeps, and so long it may take to begin all of it,
 before that is for others."""
-TOLD_SECONDS, MAX_SENT_BYTES = 3.0, 16 << 20
+REPEAT_SECONDS, MAX_SENT_BYTES = 3.0, 16 << 20
 """While its log is synced, Redis replies up to two seconds before the log has a write."""
 
 Received = tuple[StreamMessage, Task]
@@ -108,9 +108,9 @@ class StreamInbox:
         self._sent: deque[tuple[asyncio.Future[list[Any]], list[Command]]] = deque()
         """What is on its way. Handlers that end by themselves report by themselves, several at
         once."""
-        self._told: deque[tuple[float, int, list[Command]]] = deque()
+        self._last_sent: deque[tuple[float, int, list[Command]]] = deque()
         """What was sent lately: when, its size, and the messages."""
-        self._told_bytes = 0
+        self._last_sent_bytes = 0
         self._stale_seconds = stale_seconds
         self._look_at = time.monotonic() + LOOK_SECONDS
 
@@ -236,11 +236,13 @@ class StreamInbox:
     def _remember(self, commands: list[Command]) -> None:
         now = time.monotonic()
         size = sum(len(one) if isinstance(one, bytes) else len(str(one)) for one in commands)
-        self._told.append((now, size, commands))
-        self._told_bytes += size
-        while self._told[0][0] < now - TOLD_SECONDS or self._told_bytes > MAX_SENT_BYTES:
-            self._told_bytes -= self._told.popleft()[1]
-            if not self._told:
+        self._last_sent.append((now, size, commands))
+        self._last_sent_bytes += size
+        while (
+            self._last_sent[0][0] < now - REPEAT_SECONDS or self._last_sent_bytes > MAX_SENT_BYTES
+        ):
+            self._last_sent_bytes -= self._last_sent.popleft()[1]
+            if not self._last_sent:
                 return
 
     async def mend(self) -> None:
@@ -253,7 +255,7 @@ class StreamInbox:
         """It may lack the end of its log: what was sent last is sent again. Whatever it still has
         is refused the second time."""
         await self._pipe.call_many(
-            [command for _, _, commands in self._told for command in commands]
+            [command for _, _, commands in self._last_sent for command in commands]
         )
 
     async def _arrived(self) -> None:
@@ -269,11 +271,11 @@ class StreamInbox:
     async def _deliver(self, reply: asyncio.Future[list[Any]], commands: list[Command]) -> None:
         again = commands
         with contextlib.suppress(RedisError):
-            told = [] if reply.cancelled() else await reply
-            if len(told) > len(commands):  # they went as one, and the last answer is of all
-                told = told[-1]
-            if told and not isinstance(told, hiredis.ReplyError):
-                answers = zip(commands, told, strict=True)
+            replies = [] if reply.cancelled() else await reply
+            if len(replies) > len(commands):  # they went as one, and the last answer is of all
+                replies = replies[-1]
+            if replies and not isinstance(replies, hiredis.ReplyError):
+                answers = zip(commands, replies, strict=True)
                 again = [one for one, bad in answers if isinstance(bad, hiredis.ReplyError)]
         while again:
             try:
@@ -431,7 +433,7 @@ class ResultConsumer:
         await self._reader.bury(message, problem)
         return ()
 
-    # ── and those that were read before ──────────────────────────────────────────────────
+    # ── results that were read before ────────────────────────────────────────────────────
 
     async def reclaim_from_dead_peers(self, peers: OrchestratorPeers) -> None:
         """Results that an orchestrator has read whose lease then lapsed."""
@@ -451,8 +453,8 @@ class ResultConsumer:
             await asyncio.sleep(pause)
 
     async def retry_unapplied(self) -> None:
-        """The same of our own: results that we have read and then were not able to apply. Not
-        those that were read just now, which may be under way."""
+        """Apply results that this orchestrator has read and was not able to apply. A result that it
+        read just now may be under way and is left alone."""
         reader, idle = self._reader, UNDER_WAY_SECONDS
         while True:
             await self.unapplied.wait()

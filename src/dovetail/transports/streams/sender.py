@@ -48,7 +48,7 @@ WORKERS, ORCHESTRATORS = "workers", "orchestrators"
 MARK = "dovetail-mark"
 """A consumer that reads nothing: a group without it is of a stream that was lost, and made anew."""
 MAX_STOPS = 10_000
-MAX_ENDS, TOLD_AT_ONCE = 250, 16
+MAX_ENDS, ENDS_PER_MESSAGE = 250, 16
 """Few: they take memory for good, and a listener that misses one reads the run a second later."""
 FEW_AT_ONCE, MAX_SETTLED = 4, 1000
 BLOCK_MILLISECONDS = 1000
@@ -94,8 +94,8 @@ async def _oldest_unread(pipe: PipelinedRedis, stream: str, group: str) -> float
     if isinstance(groups, hiredis.ReplyError):
         return None
     after = b"0-0"
-    for told in groups:
-        facts = dict(zip(told[::2], told[1::2], strict=True))
+    for flat in groups:
+        facts = dict(zip(flat[::2], flat[1::2], strict=True))
         if facts[b"name"] == group.encode():
             after = facts[b"last-delivered-id"]
     found = await pipe.call("XRANGE", stream, b"(" + after, "+", "COUNT", 1)
@@ -110,7 +110,7 @@ class StreamSender:
 
     def __init__(self, pipe: PipelinedRedis, quick: Quick | None = None) -> None:
         """`quick` says which handlers take but a moment: several of their tasks may travel in one
-        message, as whoever gets them is soon done with all of them."""
+        message, as the worker that gets them is soon done with all of them."""
         self._pipe = pipe
         self._sent_to: set[str] = set()
         self._marked: set[str] = set()
@@ -161,11 +161,12 @@ class StreamSender:
     async def announce(self, run_ids: Iterable[str]) -> None:
         """Announce the end of these runs to callers that wait for it."""
         ended = list(run_ids)
-        told = [
-            " ".join(ended[at : at + TOLD_AT_ONCE]) for at in range(0, len(ended), TOLD_AT_ONCE)
+        messages = [
+            " ".join(ended[at : at + ENDS_PER_MESSAGE])
+            for at in range(0, len(ended), ENDS_PER_MESSAGE)
         ]
         await self._pipe.call_many(
-            [("XADD", ENDS, "MAXLEN", "~", MAX_ENDS, "*", "run_ids", some) for some in told]
+            [("XADD", ENDS, "MAXLEN", "~", MAX_ENDS, "*", "run_ids", some) for some in messages]
         )
 
     async def oldest_result(self) -> float | None:
@@ -244,7 +245,7 @@ class StreamReader:
     async def received(
         self, streams: Sequence[str], limit: int, *, wait: bool = True
     ) -> list[Entry]:
-        """The same, as they came; those that are there already, unless it may `wait`."""
+        """The same, not decoded; without `wait`, only messages that are there already."""
         for stream in streams:
             if stream not in self._known:
                 await self._open(stream)
@@ -378,16 +379,16 @@ class StreamReader:
             unacknowledged = None
             try:
                 if stream == RESULTS:
-                    told: Sequence[Any] = read_results(fields)
+                    contents: Sequence[Any] = read_results(fields)
                 else:
-                    told = read_tasks(fields)
-                    unacknowledged = [len(told)] if len(told) > 1 else None
+                    contents = read_tasks(fields)
+                    unacknowledged = [len(contents)] if len(contents) > 1 else None
             except (ValueError, KeyError, TypeError, AttributeError, IndexError) as problem:
                 await self._bury(stream, number, fields, problem)
             else:
                 found += [
                     new_tuple(StreamMessage, (stream, number, content, unacknowledged))
-                    for content in told
+                    for content in contents
                 ]
         return found
 
@@ -406,9 +407,11 @@ class StreamReader:
         self, stream: str, number: str, fields: Any, problem: Exception
     ) -> None:
         texts = [field.decode(errors="replace") for field in fields]
-        told = dict(zip(texts[::2], texts[1::2], strict=False))
+        named = dict(zip(texts[::2], texts[1::2], strict=False))
         reason = str(problem) or type(problem).__name__
-        await self._pipe.call_many(dead_letter_commands(stream, number, reason, told, self._redact))
+        await self._pipe.call_many(
+            dead_letter_commands(stream, number, reason, named, self._redact)
+        )
 
 
 # ── garbage collection ────────────────────────────────────────────────────────────────────────
