@@ -40,6 +40,10 @@ FEW_INPUTS = 8
 """Parents whose outputs are written in one go. More are written one by one: they may be large."""
 
 
+MISREAD = (ValueError, KeyError, TypeError, AttributeError, IndexError)
+"""What the reading of a malformed message raises."""
+
+
 class Malformed(ValueError):
     pass
 

@@ -47,10 +47,9 @@ from dovetail.engine.distributed.task_source import (
     waited_for,
 )
 from dovetail.engine.listener import Listener
-from dovetail.engine.ports import Calls, Result, Task
+from dovetail.engine.ports import Result, Task
 from dovetail.engine.supervisor import supervise
 from dovetail.handlers.builtin import load_registry
-from dovetail.handlers.calls import RegistryCalls
 from dovetail.handlers.registry import Registry
 from dovetail.redis_client.pipelined import Command, PipelinedRedis, RedisUnreachable
 from dovetail.redis_client.sync import SyncRedis, done
@@ -65,9 +64,10 @@ from dovetail.stores.redis.workers import (
     WorkerFacts,
     WorkerRegistry,
 )
-from dovetail.transports.celery.application import MISREAD, QUEUE, TASK, MessageGuard, make_app
+from dovetail.transports.celery.application import QUEUE, TASK, MessageGuard, make_app
 from dovetail.transports.celery.counts import taken
 from dovetail.transports.messages import (
+    MISREAD,
     RESULTS,
     Malformed,
     dead_letter_commands,
@@ -76,7 +76,7 @@ from dovetail.transports.messages import (
 )
 from dovetail.transports.streams.reader import StopBroadcast
 from dovetail.wiring.distributed import connected, service_id
-from dovetail.wiring.embedded import buckets
+from dovetail.wiring.embedded import buckets, handler_calls
 
 BEAT_PATIENCE_SECONDS = 0.5
 FAREWELL_SECONDS = 2.0
@@ -290,15 +290,8 @@ class PoolProcess:
         self.settings, self.registry = state.known()
         self.worker_id = f"{state.worker_id}/{self.pid}"
         self.clock = StoreClock()
-        calls: Calls = RegistryCalls(
-            self.registry,
-            secrets=self.settings.secrets,
-            sensitive=self.settings.sensitive(),
-            max_config_bytes=self.settings.max_config_bytes,
-            max_output_bytes=self.settings.max_output_bytes,
-            max_input_bytes=self.settings.max_input_bytes,
-            elsewhere=partial(RemoteInputs, self.read_store),
-        )
+        elsewhere = partial(RemoteInputs, self.read_store)
+        calls = handler_calls(self.settings, self.registry, elsewhere=elsewhere)
         self.calls = calls if state.listener is None else state.listener.calls(calls)
         self.watch = LeaseThread(
             self._duties,

@@ -47,11 +47,10 @@ from dovetail.engine.distributed.triggers import AcceptedRuns, TriggerService
 from dovetail.engine.lease_keeper import DutyThread, HeldStarts, Liveness
 from dovetail.engine.limits import SharedRates
 from dovetail.engine.listener import Listener
-from dovetail.engine.ports import Calls, Task
+from dovetail.engine.ports import Task
 from dovetail.engine.supervisor import describe_error, run_every, supervise
 from dovetail.engine.worker import Worker
 from dovetail.handlers.builtin import builtin_registry
-from dovetail.handlers.calls import RegistryCalls
 from dovetail.handlers.registry import Registry
 from dovetail.redis_client.pipelined import PATIENCE_SECONDS, PipelinedRedis, RedisError
 from dovetail.stores.postgres.archive import PostgresArchive
@@ -105,7 +104,7 @@ from dovetail.transports.streams.sender import (
     StreamReader,
     StreamSender,
 )
-from dovetail.wiring.embedded import buckets, definition_limits
+from dovetail.wiring.embedded import buckets, definition_limits, handler_calls
 
 log = logging.getLogger("dovetail.orchestrator")
 GC_SECONDS, MAX_GC_SECONDS = 60.0, 3600.0
@@ -505,13 +504,9 @@ async def working(
         )
         reader = StoreReader(partial(_input_store, settings))
         stack.callback(reader.close)
-        calls: Calls = RegistryCalls(
+        calls = handler_calls(
+            settings,
             registry,
-            secrets=settings.secrets,
-            sensitive=settings.sensitive(),
-            max_config_bytes=settings.max_config_bytes,
-            max_output_bytes=settings.max_output_bytes,
-            max_input_bytes=settings.max_input_bytes,
             outputs_as_text=True,
             elsewhere=partial(RemoteInputs, reader.call),
         )

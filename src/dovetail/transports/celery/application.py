@@ -23,13 +23,12 @@ from kombu.entity import Exchange, Queue
 
 from dovetail.config import Settings, SettingsError, env_name
 from dovetail.redis_client.url import SCHEMES, read, to_celery
-from dovetail.transports.messages import Malformed
+from dovetail.transports.messages import MISREAD, Malformed
 
 QUEUE = "dovetail"
 TASK = "dovetail.execute_node"
 GRACE_SECONDS = 5.0
 """Beyond a node's timeout its process may clean up for so long; then it is killed."""
-SHOWN_RESULT = 1024
 WORKS_IN = "dovetail.wiring.celery"
 
 
@@ -105,9 +104,6 @@ def _queue() -> Queue:
 
 # ── the guard of a worker ─────────────────────────────────────────────────────────────────────
 
-
-MISREAD = (ValueError, KeyError, TypeError, AttributeError, IndexError)
-"""What reading something raises that is not what it should be."""
 
 log = logging.getLogger("dovetail.worker")
 

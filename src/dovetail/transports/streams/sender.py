@@ -32,6 +32,7 @@ from dovetail.redis_client.pipelined import (
 )
 from dovetail.transports.messages import (
     FEWEST_MESSAGES,
+    MISREAD,
     RESULTS,
     TASKS,
     dead_letter_commands,
@@ -383,7 +384,7 @@ class StreamReader:
                 else:
                     contents = read_tasks(fields)
                     unacknowledged = [len(contents)] if len(contents) > 1 else None
-            except (ValueError, KeyError, TypeError, AttributeError, IndexError) as problem:
+            except MISREAD as problem:
                 await self._bury(stream, number, fields, problem)
             else:
                 found += [
@@ -509,5 +510,5 @@ def _runs_of(fields: Any) -> set[str]:
     """The runs of the tasks in a message; none of a malformed message, which its reader rejects."""
     try:
         return {task.run_id for task in read_tasks(fields)}
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+    except MISREAD:
         return set()
