@@ -29,7 +29,6 @@ from dovetail.stores.postgres.pool import PostgresConnection, PostgresPool, stat
 from dovetail.stores.postgres.records import LARGEST_NUMBER, PostgresRecords
 from dovetail.stores.records import (
     batch_counts,
-    batch_view,
     list_position,
     page_size,
     summary_of,
@@ -368,28 +367,17 @@ class TieredRecords(PostgresRecords):
 
     # ── batches ──────────────────────────────────────────────────────────────────────────
 
-    async def get_batch(
-        self, batch_id: str, *, limit: int = 100, cursor: str | None = None, counts: bool = True
-    ) -> dict[str, Any]:
-        limit = page_size(limit)
-        first = list_position(cursor, 0)
-        number, batch_id, workflow, count, created_at = await self._batch(batch_id)
-        by_status, ended = await self._counted(number, count) if counts else ({}, None)
-        rows = await self._pool.rows("batch_runs", number, first, limit + 1)
+    async def _batch_runs(
+        self, number: int, first: int, limit: int
+    ) -> Sequence[tuple[int, str, str]]:
+        rows = await super()._batch_runs(number, first, limit)
         live = await self._live([run_id for _, run_id, _ in rows[:limit]])
-        return batch_view(
-            (batch_id, workflow, count, created_at),
-            {status: runs for status, runs in by_status.items() if runs},
-            ended,
-            [
-                (index, run_id, live[run_id].status if run_id in live else status)
-                for index, run_id, status in rows
-            ],
-            limit,
-        )
+        return [
+            (index, run_id, live[run_id].status if run_id in live else status)
+            for index, run_id, status in rows
+        ]
 
     async def _counted(self, number: int, count: int) -> tuple[dict[str, int], float | None]:
-        """How many runs have which status; when the last one ended, if all have."""
         behind = await self._behind()
 
         async def read(connection: PostgresConnection) -> tuple[list[Any], list[Any]]:
@@ -408,6 +396,7 @@ class TieredRecords(PostgresRecords):
                 by_status[now.status] = by_status.get(now.status, 0) + 1
                 finished += (now.finished_at is not None) - (finished_at is not None)
                 ended = max(ended, now.finished_at or 0.0)
+        by_status = {status: runs for status, runs in by_status.items() if runs}
         return by_status, ended if finished == count else None
 
     # ── workflows and limits ─────────────────────────────────────────────────────────────

@@ -303,16 +303,21 @@ class PostgresRecords(BaseRecords):
         limit = page_size(limit)
         first = list_position(cursor, 0)
         number, batch_id, workflow, count, created_at = await self._batch(batch_id)
-        counted = await self._pool.rows("batch_counts", number) if counts else ()
+        by_status, ended = await self._counted(number, count) if counts else ({}, None)
+        runs = await self._batch_runs(number, first, limit)
+        return batch_view((batch_id, workflow, count, created_at), by_status, ended, runs, limit)
+
+    async def _counted(self, number: int, count: int) -> tuple[dict[str, int], float | None]:
+        """How many runs have which status; when the last one ended, if all have."""
+        counted = await self._pool.rows("batch_counts", number)
         by_status, finished, ended = batch_counts(counted)
-        rows = await self._pool.rows("batch_runs", number, first, limit + 1)
-        return batch_view(
-            (batch_id, workflow, count, created_at),
-            by_status,
-            ended if finished == count else None,
-            rows,
-            limit,
-        )
+        return by_status, ended if finished == count else None
+
+    async def _batch_runs(
+        self, number: int, first: int, limit: int
+    ) -> Sequence[tuple[int, str, str]]:
+        """Index, id and status of the runs of a page, and of one more."""
+        return await self._pool.rows("batch_runs", number, first, limit + 1)
 
     # ── limits ───────────────────────────────────────────────────────────────────────────
 

@@ -126,8 +126,8 @@ class StreamSender:
     def sending(self, tasks: Sequence[Task]) -> Awaitable[object]:
         """On their way when this returns, and there when that does.
 
-        Those of a handler as one: a worker that waits would be woken by the first of them, and go
-        to work on that alone.
+        The tasks of a handler go as one transaction: the first of them would wake a waiting worker,
+        which would begin with that task alone.
         """
         by_handler: dict[str, list[Task]] = {}
         for task in tasks:
