@@ -15,7 +15,7 @@ from dovetail.config import Settings
 from dovetail.core.errors import PermanentError, SecretInKey
 from dovetail.core.redaction import Redactor, weakness
 from dovetail.handlers.failure import describe
-from dovetail.handlers.responses import HttpResponse, check_status
+from dovetail.handlers.http_rules import HttpResponse, check_status
 
 from .pace import seconds_of
 

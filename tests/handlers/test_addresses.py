@@ -9,14 +9,14 @@ from ipaddress import ip_address, ip_network
 import pytest
 
 from dovetail.core.errors import PermanentError
-from dovetail.handlers.addresses import (
+from dovetail.handlers.http import OutgoingRequest, _redirected, parse_url
+from dovetail.handlers.http_rules import (
     Address,
     AddressGuard,
     parse_address,
     plain_host,
     system_resolver,
 )
-from dovetail.handlers.http import OutgoingRequest, _redirected, parse_url
 
 from ..core.pace import seconds_of
 

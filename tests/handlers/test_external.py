@@ -19,7 +19,7 @@ from dovetail.handlers import external
 from dovetail.handlers.builtin import builtin_registry
 from dovetail.handlers.external import ExternalConfig
 from dovetail.handlers.http import parse_url
-from dovetail.handlers.responses import HttpResponse, decoded, retry_after
+from dovetail.handlers.http_rules import HttpResponse, decoded, retry_after
 
 from .calling import call
 from .conftest import response
