@@ -53,7 +53,7 @@ class Answer(NamedTuple):
     value: Any
 
 
-class Apart:
+class SeparateProcess:
     """`opener` is "module:function" of this folder, called there with these arguments."""
 
     def __init__(self, opener: str, **arguments: Any) -> None:
@@ -86,7 +86,7 @@ class Apart:
             except subprocess.TimeoutExpired:
                 process.kill()
 
-    def __enter__(self) -> Apart:
+    def __enter__(self) -> SeparateProcess:
         return self
 
     def __exit__(

@@ -189,7 +189,7 @@ def again(url: str, path: str) -> None:
 
 def verdicts(found: dict[str, Any], verdict: Verdict) -> list[dict[str, Any]]:
     delay = found["p99 loaded"] - found["p99 idle"]
-    told = [
+    reported = [
         verdict(
             f"triggers over HTTP × {PEER}",
             found["times"],
@@ -204,7 +204,7 @@ def verdicts(found: dict[str, Any], verdict: Verdict) -> list[dict[str, Any]]:
         ),
     ]
     for name, row in found["history"].items():
-        told.append(
+        reported.append(
             verdict(
                 f"{LONG_HISTORY:,} finished runs against {SHORT_HISTORY}: {name}",
                 row["times"],
@@ -212,7 +212,7 @@ def verdicts(found: dict[str, Any], verdict: Verdict) -> list[dict[str, Any]]:
                 row["times"] <= MOST_SLOWDOWN,
             )
         )
-    return told
+    return reported
 
 
 def table(found: dict[str, Any]) -> str:

@@ -87,5 +87,5 @@ class _Sender:
             return sum(together.llen(QUEUE).hlen(UNACKED).execute())
 
     def check(self) -> None:
-        (told,) = app.control.inspect(timeout=10, limit=1).stats().values()
-        assert told["total"] == {"noop": self._sent}, told["total"]
+        (reported,) = app.control.inspect(timeout=10, limit=1).stats().values()
+        assert reported["total"] == {"noop": self._sent}, reported["total"]

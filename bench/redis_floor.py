@@ -71,12 +71,12 @@ async def work_on() -> None:
                 GROUP, "w", {TASKS: ">"}, count=AT_ONCE, block=BLOCK_MILLISECONDS
             )
             for _, messages in found:
-                told: list[Any] = []
+                reported: list[Any] = []
                 for _, task in messages:
                     output = node(*json.loads(task[b"inputs"]))
-                    told += task[b"run"], task[b"node"], json.dumps(output)
+                    reported += task[b"run"], task[b"node"], json.dumps(output)
                 async with server.pipeline(transaction=False) as calls:
-                    calls.evalsha(complete, 2, TASKS, ENDS, *told)
+                    calls.evalsha(complete, 2, TASKS, ENDS, *reported)
                     calls.xack(TASKS, GROUP, *[number for number, _ in messages])
                     await calls.execute()
 

@@ -31,8 +31,8 @@ def _delivered(kwargs: Any = None, **_: Any) -> None:
 
 @signals.task_postrun.connect
 def _answered(task_id: str, kwargs: Any = None, retval: Any = None, **_: Any) -> None:
-    told = retval if isinstance(retval, dict) else repr(retval)
-    _note("test:answered", task_id, kwargs.get("node_id"), told)
+    reported = retval if isinstance(retval, dict) else repr(retval)
+    _note("test:answered", task_id, kwargs.get("node_id"), reported)
 
 
 def _begun(ctx: Context) -> None:

@@ -52,7 +52,7 @@ def main() -> int:
         verdict = "as the document says" if outcome.passed else "NOT as the document says"
         print(f"{name}: {outcome.cases:,} cases, seed {args.seed}: {verdict}", flush=True)
         if not outcome.passed or "Traceback" in log or not enough:
-            print(outcome.told, log, sep="\n")
+            print(outcome.reported, log, sep="\n")
             wrong += 1
     return 1 if wrong else 0
 

@@ -178,7 +178,7 @@ async def measured(address: Address, seconds: float) -> dict[str, list[tuple[int
     return found
 
 
-def told(
+def reported(
     found: dict[str, list[tuple[int, float]]],
     say: Callable[[str], None],
     limits: Mapping[str, float] = LIMITS,
@@ -245,7 +245,7 @@ def _all(server: Server, say: Callable[[str], None], seconds: float) -> bool:
     parts = urlsplit(server.url)
     address = (parts.hostname or "", parts.port or 0)
     say("  nobody else")
-    fine = told(asyncio.run(measured(address, seconds / 3)), say)
+    fine = reported(asyncio.run(measured(address, seconds / 3)), say)
     start = multiprocessing.get_context("spawn")
     for kind in FLOODS:
         ready = start.Event()
@@ -257,9 +257,9 @@ def _all(server: Server, say: Callable[[str], None], seconds: float) -> bool:
                 return False
             say(f"  {MEANS[kind]}, while they come")
             rising = {what: max(RISING, limit) for what, limit in LIMITS.items()}
-            fine = told(asyncio.run(measured(address, SETTLE_SECONDS)), say, rising) and fine
+            fine = reported(asyncio.run(measured(address, SETTLE_SECONDS)), say, rising) and fine
             say(f"  {MEANS[kind]}")
-            fine = told(asyncio.run(measured(address, seconds)), say) and fine
+            fine = reported(asyncio.run(measured(address, seconds)), say) and fine
         finally:
             flooding.kill()
             flooding.join()

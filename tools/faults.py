@@ -33,7 +33,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.faults.nursery import Nursery  # noqa: E402
+from tests.faults.process_forker import ProcessForker  # noqa: E402
 from tests.servers.postgres_server import PostgresServer  # noqa: E402
 from tests.servers.redis_server import RedisServer  # noqa: E402
 from tests.services.faults.celery_stage import (  # noqa: E402
@@ -218,8 +218,8 @@ async def flood(seed: int, tally: Tally) -> None:
 
 async def end(part: str, seed: int, stage: Stage, storm: Storm, tally: Tally) -> None:
     report = await storm.calm()
-    told = ", ".join(f"{many} {what}" for what, many in sorted(stage.counts.items()))
-    say(f"  seed {seed}: {report.runs} runs, {report.executions} executions; {told}")
+    reported = ", ".join(f"{many} {what}" for what, many in sorted(stage.counts.items()))
+    say(f"  seed {seed}: {report.runs} runs, {report.executions} executions; {reported}")
     await judge(part, seed, storm, report)
     tally.add(stage, report)
 
@@ -231,8 +231,8 @@ async def stage_for(
     folder = Path(tempfile.mkdtemp(prefix="dovetail-faults-"))
     try:
         # What Redis has answered must survive its kill -9, as the contract asks of Redis alone.
-        with RedisServer(fsync="always") as redis, Nursery(JOBS, folder) as nursery:
-            async with Stage(folder, redis, nursery, seed, settings, postgres) as stage:
+        with RedisServer(fsync="always") as redis, ProcessForker(JOBS, folder) as process_forker:
+            async with Stage(folder, redis, process_forker, seed, settings, postgres) as stage:
                 yield stage
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -245,9 +245,9 @@ async def celery_stage_for(seed: int, settings: dict[str, Any]) -> AsyncIterator
         with (
             RedisServer(fsync="always") as redis,
             RedisServer(fsync="always") as broker,
-            Nursery(CELERY_JOBS, folder) as nursery,
+            ProcessForker(CELERY_JOBS, folder) as process_forker,
         ):
-            async with CeleryStage(folder, redis, broker, nursery, seed, settings) as stage:
+            async with CeleryStage(folder, redis, broker, process_forker, seed, settings) as stage:
                 yield stage
     finally:
         shutil.rmtree(folder, ignore_errors=True)

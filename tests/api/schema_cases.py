@@ -44,7 +44,7 @@ enabled = false
 class Outcome(NamedTuple):
     cases: int
     passed: bool
-    told: str
+    reported: str
 
 
 def run_cases(
@@ -65,7 +65,7 @@ def run_cases(
         timeout=seconds,
         check=False,
     )
-    told = done.stdout + done.stderr
-    count = re.search(r"([\d,]+) generated", told)
+    reported = done.stdout + done.stderr
+    count = re.search(r"([\d,]+) generated", reported)
     cases = int(count[1].replace(",", "")) if count else 0
-    return Outcome(cases, done.returncode == 0, told)
+    return Outcome(cases, done.returncode == 0, reported)

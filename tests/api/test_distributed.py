@@ -107,8 +107,8 @@ def test_a_run_passes_through_all_three_services(
 ) -> None:
     api = alone.client()
     wait_for(lambda: alive(alone) == 1, "the worker was heard of")
-    (told,) = api.get("/workers")["items"]
-    assert told["pid"] == others.pid
+    (reported,) = api.get("/workers")["items"]
+    assert reported["pid"] == others.pid
     api.register(flow(name))
     wait_for(lambda: not refusal(alone, name), "what waited was worked off")
     run_id = waiting_run(alone, f"{name}-waits")
@@ -121,7 +121,7 @@ def test_a_run_passes_through_all_three_services(
         types += [event["type"] for _, event in events]
     assert types[-1] == "run.completed"
     run = api.finished(run_id)
-    assert {n["worker"] for n in run["nodes"]} == {told["worker_id"]}
+    assert {n["worker"] for n in run["nodes"]} == {reported["worker_id"]}
 
 
 def test_a_handler_is_known_because_a_worker_announced_it(
@@ -249,11 +249,11 @@ def test_a_server_that_waits_for_redis_can_be_stopped(tmp_path: Path) -> None:
     command = [SCRIPT, "serve", "--port", "0"]
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=log, stderr=log)
-    told = tmp_path / "log"
-    wait_for(lambda: "waiting for Redis" in told.read_text(), "it waits")
+    reported = tmp_path / "log"
+    wait_for(lambda: "waiting for Redis" in reported.read_text(), "it waits")
     process.send_signal(signal.SIGTERM)
     assert process.wait(SECONDS) == 0
-    assert "serves" not in told.read_text()
+    assert "serves" not in reported.read_text()
 
 
 def test_a_stopping_server_hands_its_running_nodes_to_another_server(

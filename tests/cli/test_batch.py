@@ -161,11 +161,11 @@ def test_one_bad_line_creates_no_runs(desk: Shell) -> None:
     done = desk(*BATCH)
     assert done.code == 2
     assert done.out == ""
-    told = done.err.splitlines()
-    assert told[0] == "items.jsonl:3: params.n: must be a whole number, not 'x'"
-    assert told[1].startswith("items.jsonl:4: an item is an object")
-    assert told[2].startswith("items.jsonl:5: not valid JSON: ")
-    assert told[3] == "items.jsonl: 3 lines of 4 cannot be run; nothing was made"
+    reported = done.err.splitlines()
+    assert reported[0] == "items.jsonl:3: params.n: must be a whole number, not 'x'"
+    assert reported[1].startswith("items.jsonl:4: an item is an object")
+    assert reported[2].startswith("items.jsonl:5: not valid JSON: ")
+    assert reported[3] == "items.jsonl: 3 lines of 4 cannot be run; nothing was made"
     assert not (desk.directory / ".dovetail").exists()
 
 
@@ -352,23 +352,23 @@ def test_batches_are_listed_and_are_shown_by_id_prefix(shell: Shell) -> None:
     assert shell("batches", "list").out.startswith("no batch here yet")
     shell.write("flow.yaml", "name: flow\nnodes: [{id: start, handler: input}]\n")
     shell.write("items.jsonl", '{"n": 1}\n{"n": 2}\n')
-    told = json.loads(shell("batch", "flow.yaml", "--items", "items.jsonl", "--json").out)
-    assert [(run["index"], run["result"], run["error"]) for run in told["runs"]] == [
+    reported = json.loads(shell("batch", "flow.yaml", "--items", "items.jsonl", "--json").out)
+    assert [(run["index"], run["result"], run["error"]) for run in reported["runs"]] == [
         (0, {"start": {"n": 1}}, None),
         (1, {"start": {"n": 2}}, None),
     ]
-    short = told["batch_id"][:6]
+    short = reported["batch_id"][:6]
     listed = shell("batches", "list").out.splitlines()
     assert listed[1].split()[:3] == [short, "COMPLETED", "flow"]
     assert listed[1].endswith("2: 2 completed")
     page = json.loads(shell("batches", "list", "--json").out)
-    assert [batch["batch_id"] for batch in page["items"]] == [told["batch_id"]]
+    assert [batch["batch_id"] for batch in page["items"]] == [reported["batch_id"]]
     for beginning in ([short], []):
         shown = shell("batches", "show", *beginning).out.splitlines()
         assert shown[0] == f"COMPLETED batch {short} of flow, 2 runs"
-        assert shown[3].split() == ["0", told["runs"][0]["run_id"][:6], "COMPLETED"]
+        assert shown[3].split() == ["0", reported["runs"][0]["run_id"][:6], "COMPLETED"]
     found = json.loads(shell("batches", "show", short, "--json").out)
-    assert found["batch_id"] == told["batch_id"]
+    assert found["batch_id"] == reported["batch_id"]
     assert len(json.loads(shell("runs", "list", "--batch", short, "--json").out)["items"]) == 2
     refused = shell("batches", "show", "nobody")
     assert (refused.code, "no batch 'nobody'" in refused.err) == (1, True)

@@ -208,11 +208,11 @@ async def test_a_redis_that_does_not_start_is_reported(monkeypatch: pytest.Monke
     monkeypatch.setattr(health, "RETRY_SECONDS", 0.05)
     port = free_port()
     nowhere = load_settings(environ={}, redis_url=f"redis://me:geheim@127.0.0.1:{port}/0")
-    told: list[str] = []
+    reported: list[str] = []
     with pytest.raises(RedisError, match="start it, or correct DOVETAIL_REDIS_URL") as failed:
-        await health.await_redis(nowhere, told.append)
-    assert len(told) == 1
-    for words in (*told, str(failed.value)):
+        await health.await_redis(nowhere, reported.append)
+    assert len(reported) == 1
+    for words in (*reported, str(failed.value)):
         assert f", at 127.0.0.1:{port}" in words
         assert "geheim" not in words
 

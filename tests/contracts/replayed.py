@@ -20,7 +20,7 @@ FORGED = -1
 """The nonce of a token that nobody ever gave out."""
 
 
-class Told(NamedTuple):
+class ReportedStep(NamedTuple):
     """One decision, as the process that asked for it tells."""
 
     move: Transition
@@ -30,7 +30,7 @@ class Told(NamedTuple):
     ended: bool
 
     @classmethod
-    def read(cls, line: list[Any]) -> Told:
+    def read(cls, line: list[Any]) -> ReportedStep:
         kind, fields, now, events, published, ended = line
         made = getattr(transitions, kind)(*fields)
         if hasattr(made, "token"):
@@ -38,32 +38,32 @@ class Told(NamedTuple):
         return cls(made, now, [Event(*event) for event in events], published, ended)
 
 
-def in_order(tellers: list[list[Told]]) -> list[Told]:
+def in_order(tellers: list[list[ReportedStep]]) -> list[ReportedStep]:
     """What leaves no event stands right before what the same teller tells next."""
-    placed: list[tuple[float, int, Told]] = []
-    for told in tellers:
+    placed: list[tuple[float, int, ReportedStep]] = []
+    for reported in tellers:
         following = float("inf")
-        for back, one in enumerate(reversed(told)):
+        for back, one in enumerate(reversed(reported)):
             following = one.events[0].seq if one.events else following
             placed.append((following, -back, one))
     return [one for _, _, one in sorted(placed, key=lambda place: place[:2])]
 
 
 def retell(
-    submit: Submit, log: list[Event], tellers: list[list[Told]]
+    submit: Submit, log: list[Event], tellers: list[list[ReportedStep]]
 ) -> tuple[RunState, list[Event]]:
     """The run as the core makes it of all this, and its log. Fails at the first difference."""
     nonces = count(1)
     run, begun = begin(submit, log[0].time, next(nonces))
-    retold = list(begun.events)
+    replayed = list(begun.events)
     ours: dict[tuple[str, int, int], Token] = {}
     for one in in_order(tellers):
         _learn(ours, run)
         move = _translated(one.move, ours)
         decision = step(run, move, one.now, next(nonces))
         assert _said(decision) == (one.events, one.published, one.ended), one
-        retold += decision.events
-    return run, retold
+        replayed += decision.events
+    return run, replayed
 
 
 def _learn(ours: dict[tuple[str, int, int], Token], run: RunState) -> None:

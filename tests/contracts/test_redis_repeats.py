@@ -119,8 +119,8 @@ async def live(
 
 
 async def test_the_scenario_contains_every_transition(redis_url: str) -> None:
-    told = {type(make("r", "a", Token(1, 1, 1), 0.0)) for make, _, _ in STORY}
-    assert told == {*get_args(Transition)} - {Progress}  # which is an event and nothing else
+    reported = {type(make("r", "a", Token(1, 1, 1), 0.0)) for make, _, _ in STORY}
+    assert reported == {*get_args(Transition)} - {Progress}  # which is an event and nothing else
 
 
 async def test_a_transition_whose_reply_was_lost_is_applied_once(redis_url: str) -> None:

@@ -42,7 +42,7 @@ NODES = {
 }
 
 
-class Mob:
+class ConcurrentCallers:
     """All who move one run, and what they were told."""
 
     def __init__(
@@ -52,11 +52,11 @@ class Mob:
         self.now = T
         self.starts: list[tuple[str, Token]] = []
         self.wakes: list[Wake] = []
-        self.told: list[Event] = []
+        self.reported: list[Event] = []
         self._hear(begun)
 
     def _hear(self, decision: Decision) -> None:
-        self.told += decision.events
+        self.reported += decision.events
         self.starts += [(self.graph.nodes[one.place].id, one.token) for one in decision.dispatch]
         self.wakes += [wake for _, wake in decision.wake]
 
@@ -103,10 +103,12 @@ async def test_the_decisions_that_concurrent_callers_get_equal_the_log(
             **{name: {"max_retries": 2} for name in list(NODES)[::3]},
         )
         run_id, begun = await create(peers[number % len(peers)], compiled)
-        mobs.append(Mob(peers, run_id, compiled, begun, chance))
-    await asyncio.wait_for(asyncio.gather(*(mob.act() for mob in mobs for _ in range(ACTORS))), 60)
-    for mob in mobs:
-        run = await peers[1].load(mob.run_id)
+        mobs.append(ConcurrentCallers(peers, run_id, compiled, begun, chance))
+    await asyncio.wait_for(
+        asyncio.gather(*(callers.act() for callers in mobs for _ in range(ACTORS))), 60
+    )
+    for callers in mobs:
+        run = await peers[1].load(callers.run_id)
         check_run(run)
-        log = await asyncio.wait_for(read(peers[0], mob.run_id, run.seq), 10)
-        assert sorted(mob.told, key=lambda event: event.seq) == log
+        log = await asyncio.wait_for(read(peers[0], callers.run_id, run.seq), 10)
+        assert sorted(callers.reported, key=lambda event: event.seq) == log

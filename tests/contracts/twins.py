@@ -17,7 +17,7 @@ from dovetail.core.step import begin, step
 from dovetail.core.transitions import Complete, Decision, Submit, Transition
 from dovetail.engine.ports import Store
 
-from ..core.drawn import Deed, Meaning
+from ..core.drawn import DrawnAction, Meaning
 from .stores import Peers, new_run_id, plain, read
 
 
@@ -53,7 +53,7 @@ class Twins:
         """Another handle each time: what one has done, all of them see."""
         return next(self._peers)
 
-    async def walk(self, story: list[Deed]) -> None:
+    async def walk(self, story: list[DrawnAction]) -> None:
         await self.begin()
         for deed in story:
             await self.happen(deed)
@@ -68,7 +68,7 @@ class Twins:
         self.meaning = Meaning(self.id, {})
         await self._compare()
 
-    async def happen(self, deed: Deed) -> None:
+    async def happen(self, deed: DrawnAction) -> None:
         if deed.wait:  # what happens at the same time is applied together
             await self.settle()
             self.now += deed.wait

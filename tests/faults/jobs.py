@@ -1,4 +1,4 @@
-"""What the processes of these tests do; `nursery` starts them.
+"""What the processes of these tests do; `process_forker` starts them.
 
 `ran` is the side file: a handler adds a line to it at every start, so that what was executed is
 counted outside of everything that could be wrong about it.
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from effects import Counter, Tripwire, Watch, watch_connections
-from nursery import tell
+from process_forker import tell
 
 from dovetail.cli import app, main
 from dovetail.config import RateLimit, Settings

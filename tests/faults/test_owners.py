@@ -12,7 +12,7 @@ from typing import Any
 
 from dovetail.stores.sqlite.file import is_gone, started_at, this_machine
 
-from .nursery import Child, Nursery
+from .process_forker import Child, ProcessForker
 from .side_file import check_executions, starts, stopped, wait_for, wait_for_start
 
 LEASE = 0.5
@@ -22,9 +22,11 @@ LONG_LEASE = 60.0
 """Whoever looks only when it renews this comes too late."""
 
 
-def driving(nursery: Nursery, folder: str, workflow: str = "long", **given: Any) -> Child:
+def driving(
+    process_forker: ProcessForker, folder: str, workflow: str = "long", **given: Any
+) -> Child:
     """A process that drives a run whose node `waits` has started."""
-    child = nursery.start("run", folder=folder, workflow=workflow, **given)
+    child = process_forker.start("run", folder=folder, workflow=workflow, **given)
     wait_for_start(folder, child.hear(), ("waits", 1, 1))
     return child
 
@@ -40,12 +42,12 @@ def go(folder: str) -> None:
 
 
 def test_a_silent_owner_is_replaced_its_handlers_are_stopped_and_both_processes_agree(
-    nursery: Nursery, folder: str
+    process_forker: ProcessForker, folder: str
 ) -> None:
-    first = driving(nursery, folder, lease_seconds=LEASE)
+    first = driving(process_forker, folder, lease_seconds=LEASE)
     run_id = first.hear()
     silence(first)
-    second = nursery.start("resume", folder=folder)
+    second = process_forker.start("resume", folder=folder)
     assert second.hear() == [run_id]
     wait_for_start(folder, run_id, ("waits", 1, 2))
     first.signal(signal.SIGCONT)
@@ -62,17 +64,19 @@ def test_a_silent_owner_is_replaced_its_handlers_are_stopped_and_both_processes_
     check_executions(executed, ends[0]["events"])
 
 
-def test_the_late_result_of_a_silent_owner_changes_nothing(nursery: Nursery, folder: str) -> None:
-    first = driving(nursery, folder, lease_seconds=LEASE)
+def test_the_late_result_of_a_silent_owner_changes_nothing(
+    process_forker: ProcessForker, folder: str
+) -> None:
+    first = driving(process_forker, folder, lease_seconds=LEASE)
     run_id = first.hear()
     silence(first)
-    second = nursery.start("resume", folder=folder)
+    second = process_forker.start("resume", folder=folder)
     wait_for_start(folder, run_id, ("waits", 1, 2))
     second.signal(signal.SIGSTOP)  # within its lease, so the run stays its own
     go(folder)
     first.signal(signal.SIGCONT)
     time.sleep(0.5)  # enough for a result, had it counted
-    seen = nursery.start("look", folder=folder, run_id=run_id).done()
+    seen = process_forker.start("look", folder=folder, run_id=run_id).done()
     assert (seen["status"], seen["nodes"]["waits"][0]) == ("RUNNING", "RUNNING")
     second.signal(signal.SIGCONT)
     ends = [child.done() for child in (first, second)]
@@ -82,14 +86,16 @@ def test_the_late_result_of_a_silent_owner_changes_nothing(nursery: Nursery, fol
     assert starts(folder, run_id) == [("first", 1, 1), ("waits", 1, 1), ("waits", 1, 2)]
 
 
-def test_a_run_that_changes_its_owner_many_times_ends_once(nursery: Nursery, folder: str) -> None:
-    child = driving(nursery, folder, lease_seconds=LEASE, max_crashes=100)
+def test_a_run_that_changes_its_owner_many_times_ends_once(
+    process_forker: ProcessForker, folder: str
+) -> None:
+    child = driving(process_forker, folder, lease_seconds=LEASE, max_crashes=100)
     run_id = child.hear()
     children = [child]
     for attempt in range(2, 6):
         silence(children[-1])
         children.append(
-            nursery.start("resume", folder=folder, lease_seconds=LEASE, max_crashes=100)
+            process_forker.start("resume", folder=folder, lease_seconds=LEASE, max_crashes=100)
         )
         wait_for_start(folder, run_id, ("waits", 1, attempt))
     for silent in children:
@@ -104,11 +110,15 @@ def test_a_run_that_changes_its_owner_many_times_ends_once(nursery: Nursery, fol
     check_executions(starts(folder, run_id), ends[0]["events"])
 
 
-def test_the_run_of_a_live_process_is_not_taken_over(nursery: Nursery, folder: str) -> None:
-    first = driving(nursery, folder, lease_seconds=3 * LEASE)  # a busy machine holds it up, too
+def test_the_run_of_a_live_process_is_not_taken_over(
+    process_forker: ProcessForker, folder: str
+) -> None:
+    first = driving(
+        process_forker, folder, lease_seconds=3 * LEASE
+    )  # a busy machine holds it up, too
     time.sleep(5 * LEASE)  # it renews
-    assert nursery.start("resume", folder=folder).done() == []
-    refused = nursery.start("resume", folder=folder, run_id=first.hear())
+    assert process_forker.start("resume", folder=folder).done() == []
+    refused = process_forker.start("resume", folder=folder, run_id=first.hear())
     assert refused.wait() == 1
     assert "is driven by another process, which is alive" in refused.errors
     go(folder)
@@ -116,10 +126,10 @@ def test_the_run_of_a_live_process_is_not_taken_over(nursery: Nursery, folder: s
     assert starts(folder, first.hear()) == [("first", 1, 1), ("waits", 1, 1)]
 
 
-def test_a_cancel_reaches_the_owner_immediately(nursery: Nursery, folder: str) -> None:
-    first = driving(nursery, folder, lease_seconds=LONG_LEASE)
+def test_a_cancel_reaches_the_owner_immediately(process_forker: ProcessForker, folder: str) -> None:
+    first = driving(process_forker, folder, lease_seconds=LONG_LEASE)
     run_id = first.hear()
-    said = nursery.start("order", folder=folder, command="cancel", run_id=run_id).done()
+    said = process_forker.start("order", folder=folder, command="cancel", run_id=run_id).done()
     given = time.monotonic()
     end = first.hear(2)
     assert time.monotonic() - given < AT_ONCE
@@ -129,15 +139,17 @@ def test_a_cancel_reaches_the_owner_immediately(nursery: Nursery, folder: str) -
     assert first.wait() == 0
 
 
-def test_a_retry_reaches_the_owner_immediately(nursery: Nursery, folder: str) -> None:
-    first = driving(nursery, folder, workflow="half", lease_seconds=LONG_LEASE)
+def test_a_retry_reaches_the_owner_immediately(process_forker: ProcessForker, folder: str) -> None:
+    first = driving(process_forker, folder, workflow="half", lease_seconds=LONG_LEASE)
     run_id = first.hear()
     wait_for(
-        lambda: nursery.start("look", folder=folder, run_id=run_id).done()["status"] == "FAILED",
+        lambda: (
+            process_forker.start("look", folder=folder, run_id=run_id).done()["status"] == "FAILED"
+        ),
         "it never failed",
     )
     (Path(folder) / "fixed").touch()
-    assert nursery.start("order", folder=folder, command="retry", run_id=run_id).done()
+    assert process_forker.start("order", folder=folder, command="retry", run_id=run_id).done()
     wait_for(lambda: ("broken", 2, 1) in starts(folder, run_id), "it never came", AT_ONCE)
     go(folder)
     end = first.done()

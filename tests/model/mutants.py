@@ -199,11 +199,11 @@ real_write = world.write
 real_apply = Runs._apply
 
 
-def forget_whatever_its_epoch(book: world.Agenda, name: str, about: Any) -> world.Agenda:
+def forget_whatever_its_epoch(book: world.Timers, name: str, about: Any) -> world.Timers:
     return book._replace(active=0) if name == "ended" else real_write(book, name, about)
 
 
-def release_whatever_its_mark(book: world.Agenda, name: str, about: Any) -> world.Agenda:
+def release_whatever_its_mark(book: world.Timers, name: str, about: Any) -> world.Timers:
     if name == "released":
         return book._replace(leased=False, marked=False)
     return real_write(book, name, about)

@@ -265,13 +265,13 @@ class Runs:
         out = Decision()
         if not run.pending or not verdicts_hold(run, epoch):
             return out, None
-        told = dict(verdicts)
+        reported = dict(verdicts)
         for place, verdict in verdicts:
             condition = self.graph.nodes[place].condition
             if place in run.pending and condition is not None and bool(condition(run)) != verdict:
                 return out, f"the condition of {self.names[place]} was decided by other outputs"
-        ready = [place for place in run.pending if place in told]
-        run.pending = tuple(place for place in run.pending if place not in told)
+        ready = [place for place in run.pending if place in reported]
+        run.pending = tuple(place for place in run.pending if place not in reported)
         if ready:
             out.changed += ready
             REAL_RESOLVE(run, ready, out, NOW, nonce)

@@ -96,11 +96,11 @@ def _way(world: World, order: list[int], came_from: array[int], at: int) -> list
     while came_from[way[-1]] >= 0:
         way.append(came_from[way[-1]])
     way.reverse()
-    told = [f"{'at first':<60} {world.show(order[way[0]])}"]
+    reported = [f"{'at first':<60} {world.show(order[way[0]])}"]
     for before, after in pairwise(way):
         label = _label(world, order[before], order[after])
-        told.append(f"{world.tell(label):<60} {world.show(order[after])}")
-    return told
+        reported.append(f"{world.tell(label):<60} {world.show(order[after])}")
+    return reported
 
 
 def _label(world: World, before: int, after: int) -> Label:

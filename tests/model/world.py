@@ -65,7 +65,7 @@ class Scenario:
     """Without, whatever is not followed at once is lost: only for runs without faults."""
 
 
-class Agenda(NamedTuple):
+class Timers(NamedTuple):
     active: int = 0
     """One more than the epoch in which the run was last heard of, which may be the one that
     somebody is about to open; 0 if it is not on the agenda."""
@@ -123,7 +123,7 @@ class World:
     def __init__(self, scenario: Scenario, *, oracle: bool = True, nonces: bool = True) -> None:
         self.scenario = scenario
         self.runs = Runs(scenario.graph, oracle=oracle, nonces=nonces)
-        self._agendas = Table(Agenda())
+        self._agendas = Table(Timers())
         self._queues = Table(())
         self._processes = Table(IDLE)
         self._crews = Table()
@@ -159,7 +159,7 @@ class World:
             and state >> QUEUE & MASK == 0
             and state >> CREW & MASK == self._idle_orchestrators
             and state >> WORKERS & MASK == self._idle_workers
-            and self._agendas[agenda] == Agenda(made=True)
+            and self._agendas[agenda] == Timers(made=True)
         )
 
     # ── every next step ──────────────────────────────────────────────────────────────────
@@ -291,7 +291,7 @@ class World:
             ]
         return known
 
-    def _duty(self, run: int, agenda: Agenda) -> Iterator[tuple[Label, str | None, Program]]:
+    def _duty(self, run: int, agenda: Timers) -> Iterator[tuple[Label, str | None, Program]]:
         """And what it costs if it does not wait until nothing was heard for long."""
         facts = self.runs.facts[run]
         for start in sorted(agenda.delayed):
@@ -377,8 +377,11 @@ class World:
                 if outcome.wrong is not None:
                     raise Broken(("somebody", "applies", op), outcome.wrong)
                 program = processes.settled(orders, outcome.orders)
-                told = ("settles", *((self.runs.names[place], said) for place, said in verdicts))
-                yield told, None, then(program + rest), outcome.run, None, None
+                reported = (
+                    "settles",
+                    *((self.runs.names[place], said) for place, said in verdicts),
+                )
+                yield reported, None, then(program + rest), outcome.run, None, None
             case "look":
                 program = processes.look_after(facts, facts.epoch)
                 yield op, None, then(program + rest), None, None, None
@@ -406,7 +409,7 @@ class World:
     def _by_rest(self, number: int, agenda: int, queue: int) -> Iterator[tuple[Any, ...]]:
         """Operations on the agenda and the messages, any of those that go out together."""
         hand, (stage, *rest) = self._processes[number]
-        book: Agenda = self._agendas[agenda]
+        book: Timers = self._agendas[agenda]
         for op in stage:
             left = tuple(other for other in stage if other != op)
             after = self._number(Process(hand, ((left,) if left else ()) + tuple(rest)))
@@ -586,7 +589,7 @@ class World:
     # ── to read ──────────────────────────────────────────────────────────────────────────
 
     def show(self, state: int) -> str:
-        agenda: Agenda = self._agendas[state >> AGENDA & MASK]
+        agenda: Timers = self._agendas[state >> AGENDA & MASK]
         queue = self._queues[state >> QUEUE & MASK]
         parts = [self.runs.show(state & MASK)]
         if queue:
@@ -625,7 +628,7 @@ class World:
         return "" if thing is None else str(thing)
 
 
-def write(book: Agenda, name: str, about: Any) -> Agenda:
+def write(book: Timers, name: str, about: Any) -> Timers:
     """The agenda after one operation."""
     match name:
         case "moved":

@@ -86,18 +86,18 @@ def keep(order: dict[str, Any]) -> None:
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
-    told_to_end = False
+    asked_to_end = False
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        nonlocal told_to_end
-        told_to_end |= number == signal.SIGTERM
+        nonlocal asked_to_end
+        asked_to_end |= number == signal.SIGTERM
 
     signal.signal(signal.SIGCHLD, on_signal)
     signal.signal(signal.SIGTERM, on_signal)
     adopt_orphans()
     server: subprocess.Popen[bytes] | None = None
     try:
-        while not told_to_end and os.getppid() == order["parent"]:
+        while not asked_to_end and os.getppid() == order["parent"]:
             ready, _, _ = select.select([sys.stdin.fileno(), woken], [], [], LOOK_SECONDS)
             if woken in ready:
                 os.read(woken, 1024)

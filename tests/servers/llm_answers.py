@@ -100,7 +100,7 @@ class Stub:
         call[1], call[2] = time.monotonic(), status
         self._at_once -= 1
 
-    def told(self) -> dict[str, Any]:
+    def reported(self) -> dict[str, Any]:
         return {
             "pid": os.getpid(),
             "calls": self.calls,
@@ -163,7 +163,7 @@ class Connection(asyncio.Protocol):
             case "POST", "/v1/chat/completions":
                 self._complete(headers, body)
             case "GET", "/stats":
-                self._answer(200, self._stub.told())
+                self._answer(200, self._stub.reported())
             case "POST", "/behave":
                 self._stub.behave(json.loads(body))
                 self._answer(200, {})
@@ -209,8 +209,8 @@ class Connection(asyncio.Protocol):
         self._stub.end(call, status)
         self._answer(status, {"error": {"message": why}}, headers)
 
-    def _answer(self, status: int, told: Any, headers: dict[str, str] | None = None) -> None:
-        body = json.dumps(told).encode()
+    def _answer(self, status: int, reported: Any, headers: dict[str, str] | None = None) -> None:
+        body = json.dumps(reported).encode()
         lines = [f"HTTP/1.1 {status} {STATUSES.get(status, 'Error')}"]
         lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
         lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]

@@ -56,7 +56,7 @@ class Server:
         self.pid: int | None = None
         self._user = user
         self._keeper: subprocess.Popen[bytes] | None = None
-        self._told = b""
+        self._reported = b""
         self.folder = Path(tempfile.mkdtemp(prefix=f"dovetail-{self.name}-", dir=_reachable(user)))
         if user is not None:
             entry = pwd.getpwnam(user)
@@ -200,7 +200,7 @@ class Server:
         assert self._keeper is not None
         assert self._keeper.stdout is not None
         deadline = time.monotonic() + seconds
-        while b"\n" not in self._told:
+        while b"\n" not in self._reported:
             left = max(0.0, deadline - time.monotonic())
             ready, _, _ = select.select([self._keeper.stdout], [], [], left)
             if not ready:
@@ -208,8 +208,8 @@ class Server:
             more = os.read(self._keeper.stdout.fileno(), 1024)
             if not more:
                 raise ServerFailed(f"the keeper of {self.name} has gone:\n{self._end_of_log()}")
-            self._told += more
-        line, _, self._told = self._told.partition(b"\n")
+            self._reported += more
+        line, _, self._reported = self._reported.partition(b"\n")
         return line.split()
 
     def _ended(self, seconds: float) -> int | None:

@@ -310,19 +310,19 @@ class TestManyArchivers:
 
 class TestSweep:
     async def test_the_sweep_finds_changed_runs_without_a_queue_entry(self, world: World) -> None:
-        told, untold = [await world.begin(graph(DIAMOND)) for _ in range(2)]
+        reported, unreported = [await world.begin(graph(DIAMOND)) for _ in range(2)]
         await world.archiver.archive_what_moved()
-        await world.start(untold, "a")  # a worker's claim
+        await world.start(unreported, "a")  # a worker's claim
         await world.archiver.sweep()
-        assert [claim.run_id for claim in await world.hints.claim(10)] == [untold]
-        await world.start(told, "a")
+        assert [claim.run_id for claim in await world.hints.claim(10)] == [unreported]
+        await world.start(reported, "a")
         await world.pipe.call("DEL", UNARCHIVED)  # the claim as well
         another = world.another_archiver()
         await another.sweep()
         await another.archive_what_moved()
         assert await waiting(world) == 0
-        await world.assert_archived(told)
-        await world.assert_archived(untold)
+        await world.assert_archived(reported)
+        await world.assert_archived(unreported)
 
     async def test_a_sweep_with_nothing_to_do_writes_nothing(self, world: World) -> None:
         await world.begin(graph(DIAMOND))

@@ -317,8 +317,8 @@ async def test_an_acknowledged_cancel_or_retry_survives_the_loss_of_redis(
         ):
             await asyncio.gather(*map(order, ids))
             await world.pipe.call("FLUSHALL")
-            for told in [await commands.get_run(run_id) for run_id in ids]:
-                assert (told["status"], told["epoch"]) == (status, epoch)
+            for reported in [await commands.get_run(run_id) for run_id in ids]:
+                assert (reported["status"], reported["epoch"]) == (status, epoch)
 
 
 @pytest.mark.parametrize("loss", ["everything", "the end of its log"])
@@ -352,8 +352,8 @@ async def test_a_command_that_redis_loses_before_it_is_archived_is_repeated(
         assert not to_lose
         assert (run.status, run.epoch) == wanted
         await world.pipe.call("FLUSHALL")
-        told = await commands.get_run(run_id)
-        assert (told["status"], told["epoch"]) == wanted
+        reported = await commands.get_run(run_id)
+        assert (reported["status"], reported["epoch"]) == wanted
 
 
 @pytest.mark.parametrize("hangs", [False, True])

@@ -38,18 +38,18 @@ from dovetail.handlers.registry import describe
 
 SIDE = sys.argv[2]
 
-def told(ctx):
+def reported(ctx):
     file = os.open(SIDE, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(file, f"{ctx.run_id} {ctx.node_id} {ctx.epoch} {ctx.attempt}\\n".encode())
     os.close(file)
 
 async def work(config, ctx):
-    told(ctx)
+    reported(ctx)
     await asyncio.sleep(config.get("seconds", 0))
     return {"n": sum(config.get("of", [])) + 1}
 
 async def block(config, ctx):
-    told(ctx)
+    reported(ctx)
     if ctx.attempt == 1:
         time.sleep(config["seconds"])  # as no handler should: nothing else goes on meanwhile
     return {"n": 1}

@@ -132,9 +132,9 @@ async def test_a_bug_in_a_duty_ends_the_orchestrator(
 
     monkeypatch.setattr(DistributedOrchestrator, "reap", sweep)
     async with beside(Settings(redis_url=redis_url)) as orchestrating, asyncio.timeout(SECONDS):
-        with pytest.raises(BaseExceptionGroup) as told:
+        with pytest.raises(BaseExceptionGroup) as raised:
             await orchestrating
-    assert told.value.subgroup(ZeroDivisionError) is not None
+    assert raised.value.subgroup(ZeroDivisionError) is not None
 
 
 async def test_a_stopping_orchestrator_leaves_no_result_unapplied(redis_url: str) -> None:

@@ -96,13 +96,13 @@ def the_pages_say(before: list[Page], after: list[Page], name: str) -> Counter[A
     for then, now in zip(before, after, strict=True):
         for (metric, labels), value in now.samples.items():
             grown = int(value - then.samples.get((metric, labels), 0))
-            told = dict(labels)
-            if metric == "dovetail_runs_total" and told["workflow"] == name:
-                found["run", told["status"]] += grown
+            reported = dict(labels)
+            if metric == "dovetail_runs_total" and reported["workflow"] == name:
+                found["run", reported["status"]] += grown
             elif metric == "dovetail_nodes_total":
-                found["node", told["handler"], told["status"]] += grown
+                found["node", reported["handler"], reported["status"]] += grown
             elif metric == "dovetail_retries_total":
-                found["retry", told["handler"]] += grown
+                found["retry", reported["handler"]] += grown
             elif metric == "dovetail_rate_limit_wait_seconds_count":
                 found["parked",] += grown
     return +found

@@ -25,7 +25,7 @@ import redis
 
 from dovetail.transports.celery.application import QUEUE, TASK, make_app
 
-from ...faults.nursery import Nursery
+from ...faults.process_forker import ProcessForker
 from ...servers.redis_server import RedisServer
 from .side_file import Execution, executions
 from .stage import (
@@ -55,12 +55,12 @@ class CeleryStage(Stage):
         folder: Path,
         redis: RedisServer,
         broker: RedisServer,
-        nursery: Nursery,
+        process_forker: ProcessForker,
         seed: int,
         settings: dict[str, Any],
     ) -> None:
         given = {**settings, "transport": "celery", "broker_url": broker.url}
-        super().__init__(folder, redis, nursery, seed, given)
+        super().__init__(folder, redis, process_forker, seed, given)
         self.broker = broker
         self.canary = folder / "canary"
         """Whoever reads a pickle leaves it behind."""
@@ -258,8 +258,8 @@ def _messages(envelopes: Iterable[dict[str, Any]]) -> list[dict[str, str]]:
             body = envelope["body"]
             if envelope["properties"]["body_encoding"] == "base64":
                 body = base64.b64decode(body)
-            _, told, _ = orjson.loads(body)
-            found.append({"id": envelope["headers"]["id"], **told})
+            _, reported, _ = orjson.loads(body)
+            found.append({"id": envelope["headers"]["id"], **reported})
     return found
 
 

@@ -1,4 +1,4 @@
-"""What the processes of the fault tests do: each is a `dovetail` of the nursery.
+"""What the processes of the fault tests do: each is a `dovetail` of the forker.
 
 Everything that a service imports is imported here, once.
 """

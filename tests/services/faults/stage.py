@@ -25,7 +25,7 @@ from dovetail.stores.postgres.pool import PostgresPool
 from dovetail.stores.redis.workers import WorkerRegistry
 from dovetail.wiring.distributed import ServiceParts, commanding, connected
 
-from ...faults.nursery import Child, Nursery
+from ...faults.process_forker import Child, ProcessForker
 from ...servers.postgres_server import PostgresServer
 from ...servers.redis_server import RedisServer
 from ...servers.server import free_port
@@ -125,7 +125,7 @@ class Stage:
         self,
         folder: Path,
         redis: RedisServer,
-        nursery: Nursery,
+        process_forker: ProcessForker,
         seed: int,
         settings: dict[str, Any],
         postgres: PostgresServer | None = None,
@@ -156,7 +156,7 @@ class Stage:
         self.postgres_well_since = 0.0
         """Who asked for it in vain comes back a moment later."""
         """Redis was emptied: what workers did up to this time may have left no trace."""
-        self._nursery = nursery
+        self._process_forker = process_forker
         self._settings = settings
         self._services: list[Service] = []
         self._old: deque[tuple[str, tuple[bytes, ...]]] = deque(maxlen=3 * MOST_COPIED)
@@ -198,7 +198,7 @@ class Stage:
         if kind == "serve":
             args += ["--port", str(self.port)]
         env |= {"SIDE_FILE": str(self.side), "DOVETAIL_DEBUG": "1"}
-        child = self._nursery.start("dovetail", folder=str(self._folder), args=args, env=env)
+        child = self._process_forker.start("dovetail", folder=str(self._folder), args=args, env=env)
         service = Service(kind, child)
         self._services.append(service)
         self.note(f"{kind} {service.pid} starts")

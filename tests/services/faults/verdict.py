@@ -189,9 +189,9 @@ def _end(evidence: Evidence, nodes: dict[str, _Node]) -> Iterator[str]:
     for name, walked in nodes.items():
         node = run.node(name)
         kept = (str(node.status), node.epoch, node.attempt, node.crashes)
-        told = (walked.status, walked.epoch, walked.attempt, walked.crashes)
-        if kept != told:
-            yield f"'{name}' is stored as {kept}, its log makes it {told}"
+        reported = (walked.status, walked.epoch, walked.attempt, walked.crashes)
+        if kept != reported:
+            yield f"'{name}' is stored as {kept}, its log makes it {reported}"
     statuses = [node.status for node in nodes.values()]
     expected = (
         "FAILED"

@@ -27,7 +27,7 @@ FLOW = graph({"a": [], "b": ["a"], "c": ["a", "b"]}, a={"max_retries": 1})
 CONDITIONAL = graph({"a": [], "b": ["a"]}, b={"condition": "{{ a == 1 }}"})
 
 
-class Stage:
+class InterruptedRun:
     """A run, what the dead one still does to it, and who goes on."""
 
     def __init__(self, parts: ServiceParts) -> None:
