@@ -2,8 +2,7 @@
 
 Three questions: how many triggers it answers in a second, beside a bare FastAPI route that
 durably writes one row per request; what that load does to the time of a `GET /runs/<id>`; and
-whether ten thousand finished runs make any list or detail slower. What it must not know: how the
-bench is called or printed.
+whether ten thousand finished runs make any list or detail slower.
 """
 
 from __future__ import annotations

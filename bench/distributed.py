@@ -1,11 +1,11 @@
-"""The distributed part of the bench: everybody on one Redis, in one interleaved run.
+"""The distributed part of the bench: all contestants on one Redis, in one interleaved run.
 
 Beside the times it tells the CPU seconds of every process, and from those of Redis the limit of the
 same run: more nodes a second than Redis alone could serve are not to be had on it. By itself,
 
     .venv/bin/python bench/distributed.py --quick fan1000 [--rounds N]
 
-runs Dovetail alone and says of each round where the time went: for whoever makes it faster.
+runs Dovetail alone and says of each round where the time went, for work on its speed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TARGETS = {
 """How many times as fast as each peer one orchestrator and one worker must be."""
 LEAST_SHARE = {"fan1000": 0.6, "diamonds500": 0.6}
 """Of what Redis could serve, if it did nothing else. A chain has one node at a time under way, so
-there Redis waits for everybody, as everybody waits for it."""
+there Redis waits for all contestants, and they wait for it."""
 LEAST_ARCHIVED = 0.7
 """The speed with PostgreSQL behind it, of that without."""
 LEAST_DOUBLED = 0.95
@@ -99,7 +99,7 @@ Contestants = Mapping[str, tuple[Opener, dict[str, Any]]]
 def opened(
     names: list[str], works: list[Workload], contestants: Contestants = CONTESTANTS
 ) -> Iterator[Contest]:
-    """Everybody has a database of their own in the one Redis, so that nobody sees other keys."""
+    """Each contestant has its own database in the one Redis and sees only its own keys."""
     with ExitStack() as stack:
         found = Contest(stack.enter_context(private_redis()))
         for number, name in enumerate(names):
@@ -177,7 +177,7 @@ def row(workload: Workload, seconds: Times, spent: list[Used]) -> dict[str, Any]
         "reads_per_node": statistics.median(each.reads for each in spent) / nodes,
         "commands_per_node": statistics.median(sum(each.commands.values()) for each in spent)
         / nodes,
-        # Nodes a second, divided by those that Redis could serve by what a node took of its CPU.
+        # Nodes a second, divided by the nodes that Redis could serve with its CPU time per node.
         "share_of_redis_limit": statistics.median(shares),
         "seconds": seconds,
     }

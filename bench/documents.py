@@ -7,8 +7,7 @@ no limit: what the pipeline itself can do. By itself,
 
     .venv/bin/python bench/documents.py [--quick] [--only "2 × 16"]
 
-`--quick` is for trying it: so few documents that the figures say little. What it must not know: how
-a document is read, or where a node waits.
+`--quick` is for trying it: so few documents that the figures say little.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from fleet import Used, cpu_seconds, private_redis, server_module, services, use
 TAG = "gemini_api"
 MODEL_SECONDS = 3.0
 LIMIT = 10.0
-"""Calls a second, for all workers together: the default of a tag that nobody configured."""
+"""Calls a second, for all workers together: the default of a tag that is not configured."""
 HOUR = 3600.0
 START_SECONDS = 60.0
 POLL_SECONDS = 0.05
@@ -77,7 +76,7 @@ EMBEDDED = "embedded"
 LEAST_A_SECOND = 100.0
 WINDOWS = (1.0, 10.0)
 LATE = {"starts": 1, "calls": 2}
-"""How many a stretch may have above the limit, beside the first, which waits for nobody. A start is
+"""How many a stretch may have above the limit, beside the first, which does not wait. A start is
 written down a moment after its token, and some documents are read sooner than others, so the way
 from there to the endpoint is not always the same."""
 MEASURED_SECONDS, QUICK_SECONDS = 170.0, 15.0
@@ -342,7 +341,7 @@ def by_command(folder: Path, count: int) -> dict[str, float]:
     return {"seconds": seconds, "per_second": count / seconds, "cpu_seconds": cpu / count}
 
 
-# --- all of it, told ---------------------------------------------------------------------------
+# --- the report --------------------------------------------------------------------------------
 
 Judge = Callable[[str, float, str, bool], dict[str, Any]]
 Say = Callable[[str], None]

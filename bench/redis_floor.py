@@ -1,7 +1,7 @@
 """The floor: the least code that moves a graph over Redis Streams, to tell what an engine adds.
 
 A worker reads up to 256 tasks, runs the no-op and tells all outputs in one call of a script, which
-keeps each once, counts down what the children wait for, and adds those that are ready together with
+keeps each once, counts down what the children wait for, and adds the ready ones together with
 their inputs. There is no orchestrator: the worker's call decides. And there is nothing else: no
 lease, attempt, retry, time limit, condition, cancel, status, event or list of runs; nothing is ever
 deleted, and who dies takes along what it had read. This module is also what its worker runs.

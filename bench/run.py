@@ -72,7 +72,7 @@ OTHERS = ["scaling", "validation", "memory", "history", "api", "documents"]
 ENOUGH_SECONDS = 60.0
 """A workload of the durable part is not measured for longer, as soon as it has its 3 rounds."""
 TOO_SLOW_SECONDS = 25.0
-"""Who needs more for one run is told its time and left out of the rounds."""
+"""A contestant that needs more for one run is shown and left out of the rounds."""
 
 MICRO = 1e6
 MILLI = 1e3
@@ -379,7 +379,7 @@ def verdicts_on_durable_speed(workload: Workload, found: dict[str, Any]) -> list
     rows = found["rows"]
     if durable.OURS not in rows or durable.PEER not in rows:
         return []
-    # Whoever failed has reached nothing.
+    # A contestant that failed has reached nothing.
     reached = rows[durable.OURS].get("times", {}).get(durable.PEER, 0.0)
     wanted = DURABLE_TARGETS[workload.name]
     what = f"{workload.name} on a file: embedded × {durable.PEER}"

@@ -51,7 +51,7 @@ for _each in ("h", "another", "plain", "rare", "slow"):
 
 @handler
 def thinks(config: dict[str, Any], ctx: Context) -> str:
-    """Has the thread to itself, and lets nobody interrupt it if it is `stubborn`."""
+    """Has the thread to itself, and cannot be interrupted if it is `stubborn`."""
     _begun(ctx)
     until = time.monotonic() + config["seconds"]
     while time.monotonic() < until:

@@ -62,7 +62,7 @@ def commands(page: Path, where: str = "") -> list[tuple[str, str]]:
 
 
 def call(command: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    """As typed in that folder, without the settings of whoever runs the tests."""
+    """As typed in that folder, without the settings of the user."""
     words = shlex.split(command)
     return subprocess.run(
         [BIN / words[0], *words[1:]],

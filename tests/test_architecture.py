@@ -1,7 +1,6 @@
 """Keeps the house as drawn: imports go one way, the core stays pure, files stay readable.
 
-It reads source text, so that an import inside a function counts as much as one on top. What it
-must not know: what any of the modules does.
+It reads source text, so that an import inside a function counts as much as one on top.
 """
 
 from __future__ import annotations

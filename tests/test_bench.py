@@ -406,7 +406,7 @@ def test_the_memory_growth_of_a_process_during_a_run_is_measured(
     bench: Any, tmp_path: Path
 ) -> None:
     with bench.burden.memory(workload=["layered", 3, 4], folder=str(tmp_path)) as job:
-        assert job.calls["run"]() >= 0  # how little is only to be told in a process of its own
+        assert job.calls["run"]() >= 0  # how little is only seen in a process of its own
 
 
 def test_a_history_is_copied_from_real_runs_and_can_be_used(bench: Any, tmp_path: Path) -> None:
@@ -530,7 +530,7 @@ def test_a_completion_in_a_chain_costs_the_same_for_any_length() -> None:
             course.complete()
     price = short.price()
     assert price == long.price() > 0
-    assert short.complete().changed == [11, 12]  # itself and its child, nobody else
+    assert short.complete().changed == [11, 12]  # itself and its child, no other
 
 
 def test_a_completion_in_a_fan_out_costs_the_same_for_any_width() -> None:

@@ -295,7 +295,7 @@ def test_a_service_ends_with_its_parent_however_the_parent_ends(bench: Any) -> N
 
 
 def stat(pid: int) -> str:
-    """A process that nobody waits for stays as a zombie, where process 1 buries none."""
+    """A process without a waiting parent stays as a zombie, where process 1 buries none."""
     try:
         return Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -1,6 +1,6 @@
 """The bench of the document pipeline works: real services, few documents, a quick model.
 
-How fast they are is not asked here, but whether what is told is true.
+How fast they are is not asked here, but whether the report is true.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Every example runs and ends as it says: the files of examples/, by the real command line.
 
-The commands are those that the examples themselves name in their comments, so what a reader
+The commands are the ones that the examples themselves name in their comments, so what a reader
 copies is what is tested here.
 """
 
@@ -170,12 +170,12 @@ FOUND = {
 
 
 def environment() -> dict[str, str]:
-    """Without the settings of whoever runs the tests."""
+    """Without the settings of the user."""
     return {k: v for k, v in os.environ.items() if not k.startswith("DOVETAIL_")}
 
 
 def call(command: str, *more: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    """As typed in the checkout, without the runs of whoever runs the tests."""
+    """As typed in the checkout, without the runs of the user."""
     words = [*shlex.split(command), *more]
     with TemporaryDirectory() as folder:
         return subprocess.run(

@@ -4,8 +4,7 @@
     ./dev cases --setup redis         one of embedded, redis, archive
     ./dev cases --seed 7 --examples 100
 
-It exits 1 if any answer is a 5xx or not what the document says. What it must not know: how a case
-is made or judged; tests/api/schema_cases.py does.
+It exits 1 if any answer is a 5xx or not what the document says.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A process of its own floods a server on loopback, with a token that may only read, or with none.
 Meanwhile another client triggers runs, asks whether the server is alive and registers definitions,
 each on a new connection, and the times are compared with what is promised. Counts and times are
-bounded. What it must not know: how the server defends itself.
+bounded.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ def _all(server: Server, say: Callable[[str], None], seconds: float) -> bool:
     path = "/api/v1/runs/" + api.post("/workflows/endless/runs")["run_id"]
     parts = urlsplit(server.url)
     address = (parts.hostname or "", parts.port or 0)
-    say("  nobody else")
+    say("  no other")
     fine = reported(asyncio.run(measured(address, seconds / 3)), say)
     start = multiprocessing.get_context("spawn")
     for kind in FLOODS:

@@ -11,7 +11,6 @@
 there are a thousand of them; `storms` are short rounds of all faults at once, with short leases;
 `floods` empty a Redis that has PostgreSQL behind it. It exits 1 if anything is lost, stuck, done
 twice or too slow, and says where the evidence is.
-What it must not know: how a fault is done, or what must hold of a run; tests/services/faults does.
 """
 
 from __future__ import annotations
@@ -86,17 +85,17 @@ TRIALS: Trials = {
 }
 """Which faults are measured, for how long they happen, and with what pauses."""
 CELERY_TRIALS: Trials = {
-    # Few: a pool of processes takes its time to start, and nobody runs anything meanwhile.
+    # Few: a pool of processes takes its time to start, and no node runs meanwhile.
     "workers": (("a worker dies", "a process of a pool dies"), 60.0, (4.0, 6.0)),
     "broker": (("the broker dies",), 60.0, (8.0, 12.0)),
     "tasks": (("the broker loses everything",), 60.0, (8.0, 12.0)),
 }
 CROWDS = {"workers": 20, "tasks": 20}
-"""Runs at once: those that are held up wait for a while, and others shall run meanwhile."""
+"""Runs at once: held-up ones wait for a while, and others shall run meanwhile."""
 
 
 NOT_IN_A_CROWD = ("a worker oversleeps", "a connection falls silent")
-"""What waits for a node that takes its time, and what holds up everybody for many seconds."""
+"""What waits for a node that takes its time, and what holds up all runs for many seconds."""
 
 
 @dataclass
@@ -173,7 +172,7 @@ async def run(
 async def recover(
     kind: str, seed: int, tally: Tally, over: Transport, *, crowded: bool = False
 ) -> bool:
-    """One fault again and again, at the settings that everybody has; whether it is in time."""
+    """One fault again and again, at the default settings; whether it is in time."""
     faults, seconds, pause = over.trials[kind]
     plan = draw_slow if kind == "workers" else draw
     async with over.stage(seed, {"concurrency": over.concurrency}) as stage:

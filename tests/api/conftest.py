@@ -241,7 +241,7 @@ def on(redis_url: str, **more: str) -> dict[str, str]:
 
 @contextmanager
 def on_redis(folder: Path) -> Iterator[Server]:
-    """Every service in one process, over a Redis that nobody else flushes."""
+    """Every service in one process, over a Redis that no other test flushes."""
     with RedisServer() as store:
         server = Server(folder, "--with", "orchestrator,worker", **on(store.url))
         server.redis_url = store.url

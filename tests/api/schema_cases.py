@@ -2,7 +2,7 @@
 
 It makes requests that fit the document and requests that do not, and looks at every answer: no
 5xx, no status, header, content type or body that the document does not have, nothing accepted
-that violates it. What it must not know: what any call does.
+that violates it.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def test_if_match_protects_a_definition_from_a_lost_update(api: Api, name: str) 
     assert register("2", **{"if-match": f"W/{first}"}) == 412  # only much the same
     assert register("2", **{"if-match": first}) == 201
     assert register("3", **{"if-match": first}) == 412
-    # What is already as it was asked for is no conflict, whoever was first.
+    # What is already as it was asked for is no conflict, in either order.
     assert register("2", **{"if-none-match": "*"}) == 200
     assert register("2", **{"if-match": first}) == 200
     refused = api("POST", "/workflows", json=flow(name), headers={"if-none-match": "*"})

@@ -92,14 +92,14 @@ def test_no_trigger_is_accepted_while_too_many_nodes_wait(alone: Server, name: s
     assert api.get("//health/ready") == {"status": "ok"}, "it can be given work all the same"
     assert api("POST", "/workflows", json=theirs(f"{name}-theirs")).status_code == 422
     api.register(flow(name))
-    refused = wait_for(lambda: refusal(alone, name), "nobody works, so what waits piles up")
+    refused = wait_for(lambda: refusal(alone, name), "no worker runs, so what waits piles up")
     assert int(refused.headers["retry-after"]) > 0
     assert refused.json()["type"] == "urn:dovetail:problem:overloaded"
     assert "DOVETAIL_MAX_BACKLOG is 3" in refused.json()["detail"]
     batch = {"items": [{}]}
     assert api("POST", f"/workflows/{name}/batches", json=batch).status_code == 429
     assert api("POST", "/runs", json={"definition": flow(name)}).status_code == 429
-    assert len(api.get(f"/runs?workflow={name}")["items"]) > 3, "whoever reads is served"
+    assert len(api.get(f"/runs?workflow={name}")["items"]) > 3, "a caller that reads is served"
 
 
 def test_a_run_passes_through_all_three_services(
@@ -190,7 +190,7 @@ def test_every_request_is_503_while_redis_is_down_and_works_again_afterwards(
         counted = api("GET", "//metrics")
         assert counted.status_code == 200
         assert "dovetail_runs_total{" in counted.text
-        assert "dovetail_queue_depth{" not in counted.text, "nobody can be asked"
+        assert "dovetail_queue_depth{" not in counted.text, "no service can be asked"
     finally:
         redis.start()
     (server.folder / "go").touch()

@@ -85,7 +85,7 @@ def test_a_client_that_drops_the_stream_again_and_again_sees_each_event_once_in_
             for number, event in frames(answer):
                 assert number == event["seq"]
                 seen.append(event)
-                file.touch()  # from here on the run goes on while nobody listens
+                file.touch()  # from here on the run goes on without a listener
                 if len(seen) % 7 == 0:
                     dropped += 1
                     break  # with events on the way that are never read

@@ -1,4 +1,4 @@
-"""Who may ask: names, origins and tokens; and that nobody listens to the world by accident."""
+"""Who may ask: names, origins and tokens; and that no server listens to the world by accident."""
 
 from __future__ import annotations
 

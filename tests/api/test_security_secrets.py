@@ -354,7 +354,7 @@ def refused_by_the_worker(
 
 
 def poison(url: str, api: Api) -> None:
-    """Somebody else's message that has the secret in it, and is none of ours."""
+    """A message of another program that has the secret in it."""
     with redis.Redis.from_url(url) as client:
         client.xadd("tasks:returns", {"run_id": "x", "config": "y" * 1990 + CANARY, CANARY: "z"})
         client.xadd("wf:stream:results", {"output": CANARY, "token": CANARY})
@@ -362,7 +362,7 @@ def poison(url: str, api: Api) -> None:
 
 
 def check_lines(text: str, form: str) -> None:
-    """A record is a line; what is below it is marked; and nobody forged one."""
+    """A record is a line; what is below it is marked; and none is forged."""
     for line in text.splitlines():
         assert line.isprintable(), line
         assert not line.startswith("ERROR forged"), line

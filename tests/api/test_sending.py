@@ -1,4 +1,4 @@
-"""Clients that ask and do not read: they are dropped, and everybody else is served meanwhile."""
+"""Clients that ask and do not read: they are dropped, and other clients are served meanwhile."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def served(sending: Sending) -> AsyncIterator[int]:
 
 
 async def asked(port: int, path: str) -> socket.socket:
-    """A connection that has asked, and will read only if somebody does it."""
+    """A connection that has asked, and reads only when the test does it."""
     made = socket.socket()
     made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL)
     made.setblocking(False)

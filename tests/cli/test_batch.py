@@ -191,7 +191,7 @@ def test_a_killed_batch_continues_where_it_stopped(desk: Shell) -> None:
     """Some have ended, some run, most are not made yet; all end once."""
     write_items(desk, *range(1, 61), *range(1000, 1060), *range(200, 213))
     process = desk.start(*BATCH, DOVETAIL_CONCURRENCY="8")
-    # Eight slots, all taken by those that wait: nothing moves any more.
+    # Eight slots, all taken by waiting runs: nothing moves any more.
     desk.wait_for(
         lambda: sum(int(n) >= 1000 for n, _, _ in numbers(desk)) == 8, "eight never ran at once"
     )
@@ -327,7 +327,7 @@ def test_a_surviving_process_takes_over_the_runs_of_a_killed_one(desk: Shell) ->
     two.stdout.readline()
     one.kill()
     one.communicate()
-    desk.wait_for(lambda: len(numbers(desk)) == 8, "nobody took over")
+    desk.wait_for(lambda: len(numbers(desk)) == 8, "no process took over")
     desk.write("go", "")
     assert ended(two).code == 0
     assert {attempt for _, _, attempt in numbers(desk)} == {"1.1", "1.2"}

@@ -1,4 +1,4 @@
-"""The items of a batch: every bad line is told before anything is made of the good ones."""
+"""The items of a batch: every bad line is reported before anything is made of the good ones."""
 
 from __future__ import annotations
 

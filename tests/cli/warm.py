@@ -1,8 +1,8 @@
 """`dovetail` from a process that has it loaded: most of the time of a command goes into imports.
 
 For each call it forks, and the child is what the installed script would be after its imports: with
-its own folder, environment, streams and end. Whoever tests a start, a signal or a terminal starts
-the script itself. What it must not know: any command.
+its own folder, environment, streams and end. A test of a start, a signal or a terminal starts
+the script itself.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def serve(address: str, script: str) -> None:
     listener.bind(address)
     listener.listen(100)
     os.write(1, b"ready\n")
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children here
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the children are not waited for here
     while True:
         readable, _, _ = select.select([listener, 0], [], [])
         if listener not in readable:

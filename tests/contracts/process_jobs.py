@@ -63,7 +63,7 @@ async def contestant(folder: str, url: str | None = None) -> AsyncIterator[Store
 async def make(
     folder: str, nodes: dict[str, list[str]], runs: int = 1, url: str | None = None, **fields: Any
 ) -> None:
-    """Runs that nobody drives; tells the ids."""
+    """Runs without an owner; prints the ids."""
     compiled = graph(nodes, **fields)
     made = [f"run-{number:04}" for number in range(runs)]
     async with opened(folder, url) as store:
@@ -142,7 +142,7 @@ async def work(folder: str, run_id: str, me: str, url: str | None = None) -> Non
 
 
 async def create(folder: str, keys: int, me: str) -> None:
-    """Make a run under each key; tells those that are ours, and what was found under the rest."""
+    """Make a run under each key; prints our own ids, and what was found under the rest."""
     compiled = graph({"a": []})
     async with contestant(folder) as store:
         ours, found = [], {}
@@ -240,7 +240,7 @@ async def open_new(folder: str, attempts: int) -> None:
 
 
 async def adopt(folder: str, run_ids: list[str]) -> None:
-    """Drive whatever nobody drives to its end; tells what was taken, and what was executed."""
+    """Drive every run without an owner to its end; tells what was taken, and what was executed."""
     executed = []
 
     async def step(config: Any, ctx: Context) -> None:

@@ -1,8 +1,8 @@
-"""A run retold by the core: what several processes decided, in the order of the log.
+"""A run replayed by the core: what several processes decided, in the order of the log.
 
 Each process says what it asked for and what was decided; the numbers of the events tell in which
 order all of it happened. If the bare rules give the same answers in that order, the store has
-behaved as if one process after the other had asked. It must not know which store it was.
+behaved as if one process after the other had asked.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dovetail.core.step import begin, step
 from dovetail.core.transitions import Decision, Submit, Transition
 
 FORGED = -1
-"""The nonce of a token that nobody ever gave out."""
+"""The nonce of a token that was never given out."""
 
 
 class ReportedStep(NamedTuple):

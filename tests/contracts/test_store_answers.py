@@ -1,6 +1,6 @@
-"""What each of many was told is what the log has: nothing answered is lost, nothing is told twice.
+"""The replies to many callers agree with the log: no reply is lost, no event is replied twice.
 
-Everybody does anything to the same runs at once, each time through another handle. Every event
+Each caller does anything to the same runs at once, each time through another handle. Every event
 that an answer names must stand in the log at its place, and the log must have no other. A store
 that kept two pictures of a run would answer from one of them and write the other.
 """
@@ -43,7 +43,7 @@ NODES = {
 
 
 class ConcurrentCallers:
-    """All who move one run, and what they were told."""
+    """The callers that move one run, and the replies that they got."""
 
     def __init__(
         self, peers: Peers, run_id: str, graph: Graph, begun: Decision, chance: random.Random

@@ -54,7 +54,7 @@ class StoreProcesses:
     processes: int
 
     def race(self, job: str, *, each: bool = False, **given: Any) -> list[Any]:
-        """What each of the processes told after all had begun together."""
+        """What each of the processes printed after all had begun together."""
         started = self.folder / "start"
         started.unlink(missing_ok=True)
         children: list[Child] = []

@@ -1,7 +1,7 @@
 """What a transport promises while nothing fails: each published node once, in order, to one taker.
 
 Under a crash a transport may lose or double anything (the claim decides); that is for the fault
-tests of those that can crash.
+tests of transports that can crash.
 """
 
 from __future__ import annotations

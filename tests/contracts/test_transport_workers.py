@@ -1,6 +1,6 @@
 """What travels between processes, with the workers at its end that would take it.
 
-The promises of `test_transport` are a transport's alone; these need somebody who claims, runs and
+The promises of `test_transport` are a transport's alone; these need a worker that claims, runs and
 answers. Everything is delivered several times here, as it may be. Workers on streams are in this
 process; workers of Celery are processes with a pool of processes each.
 """
@@ -53,7 +53,7 @@ class TransportServices(Protocol):
         ...
 
     async def nothing_left(self, pipe: PipelinedRedis) -> bool:
-        """Nobody waits for anything, and nobody holds anything."""
+        """No worker waits for anything or holds anything."""
         ...
 
 
@@ -285,7 +285,7 @@ async def test_a_stopping_worker_loses_no_message(staff: TransportServices) -> N
 async def test_a_run_is_in_the_lease_index_while_a_worker_runs_one_of_its_nodes(
     staff: TransportServices,
 ) -> None:
-    """Before it is claimed: who dies right after that is missed by nobody else."""
+    """Before it is claimed: a worker that dies right after that is missed by no other."""
     async with staff.at_work("one") as parts:
         await parts.orchestrator.submit(submit("r", {"n": {"config": {"seconds": 0.3}}}))
         while not await staff.executed(parts.pipe):

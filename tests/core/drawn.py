@@ -2,7 +2,7 @@
 
 A thing that happens is drawn as plain numbers (`Deed`) and given its meaning only when its turn
 comes, from the run as it is then: so any list of deeds is a walk, and a shorter list is a
-simpler one. It must not know what the outcome should be.
+simpler one.
 """
 
 from __future__ import annotations

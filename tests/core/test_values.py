@@ -159,7 +159,7 @@ class Point:
 
 class Table:
     def tolist(self) -> list[int]:
-        raise AssertionError("nobody calls it")
+        raise AssertionError("it is never called")
 
 
 @pytest.mark.parametrize(

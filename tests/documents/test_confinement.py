@@ -43,7 +43,7 @@ TEXT = "Invoice\nVendor: Inside Ltd\nTotal: 12.00 EUR\n"
 
 
 class ConfinedRoot:
-    """A root, and beside it a tree that nobody may touch."""
+    """A root, and beside it a tree that must stay untouched."""
 
     def __init__(self, folder: Path) -> None:
         self.root, self.victim = folder / "root", folder / "victim"
@@ -200,7 +200,7 @@ def test_every_value_gives_a_valid_and_unambiguous_file_name(value: Any) -> None
     assert file_name(value) == name
 
 
-# --- paths that nobody has thought of ----------------------------------------------------------
+# --- random paths ------------------------------------------------------------------------------
 
 PARTS = st.sampled_from(
     [

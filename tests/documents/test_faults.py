@@ -102,8 +102,8 @@ class DocumentProcesses:
         return sorted((self.out / "json").glob("[!.]*.json"))
 
     def whole(self) -> set[Path]:
-        """Every file that others may read, each of them whole: at any time, whoever has died."""
-        reviews = open_reviews(self.out).list()  # first: whoever lives goes on writing
+        """Every file that others may read, each of them whole: at any time, after any crash."""
+        reviews = open_reviews(self.out).list()  # first: a live process goes on writing
         texts, kept = self.saved(), list((self.out / ".cache").rglob("*.json"))
         tables = list((self.out / "parquet").rglob("[!.]*.parquet"))
         for path in texts:
@@ -162,7 +162,7 @@ def wait_for(condition: Callable[[], Any], what: Callable[[], str]) -> None:
 
 
 def kill(process: subprocess.Popen[bytes], llm: LlmStub) -> int:
-    """As a crash would; how many calls it may have cost: those that were under way, or whose
+    """As a crash would; how many calls it may have cost: the calls under way, or whose
     answer had come a moment before and may not have been kept."""
     assert process.poll() is None, "it has ended by itself"
     a_moment_before = time.monotonic() - 0.2
@@ -278,7 +278,7 @@ ENDS = {
     "violating": ("bad_answer", "type"),
     "hanging": ("timeout", "the model did not answer within 1 s"),
 }
-"""The errors of those that do not get over it: their type, and what the message names."""
+"""The errors of documents that do not get over it: their type, and what the message names."""
 TRIES = 4
 """The first one, and the three retries of the pipeline."""
 

@@ -140,7 +140,7 @@ def test_workers_on_redis_export_handler_metrics_on_their_ports(
     wait_for(lambda: numbers(api.page(), page_of(port))["success"] == 2, "both ends")
     assert numbers(api.page(), page_of(port))["shouts"] == 40
     for page in (api.page(), page_of(port)):
-        assert page("shouts_total", how="loud") > 0, "each told its own"
+        assert page("shouts_total", how="loud") > 0, "each reported its own"
     out = services.folder / "out"
     (out / "parquet" / "day=2026-03-02").write_text("no folder")
     assert process(services, api, "unsaved") == ["FAILED"]

@@ -253,7 +253,7 @@ def test_the_same_bytes_are_not_written_again(
     before = (tmp_path / "a.json").stat()
     made = calls_of(monkeypatch)
     assert not write_atomically(tmp_path / "a.json", b"new")
-    assert made == ["fsync"]  # of the folder: whoever wrote it may have died before that
+    assert made == ["fsync"]  # of the folder: the process that wrote it may have died before that
     after = (tmp_path / "a.json").stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 

@@ -169,7 +169,7 @@ async def test_a_celery_batch_gives_the_results_of_the_embedded_engine(
     out = tmp_path / "out"
     before = team.statuses()
 
-    # Two at once for two processes: if a batch held one while it waits, nobody would work.
+    # Two at once for two processes: if a batch held one while it waits, no process would work.
     other = batch_process_task.delay([(f"x{number}", "nowhere") for number in range(3)], str(out))
     reported = batch_process_task.delay(documents, str(out)).get(timeout=PATIENCE)
     assert other.get(timeout=PATIENCE)["failed"] == 3

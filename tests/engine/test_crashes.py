@@ -1,4 +1,4 @@
-"""When a part of the engine itself dies, whoever waits is told; nothing hangs."""
+"""When a part of the engine itself dies, every caller that waits gets an error; nothing hangs."""
 
 from __future__ import annotations
 

@@ -236,7 +236,7 @@ class TestParking:
         await house.submit(compiled)
         assert names(await house.take()) == ["a"]
         assert await house.take() == []
-        await house.later(10)  # nobody had a slot for them meanwhile
+        await house.later(10)  # no worker had a slot for them meanwhile
         assert names(await house.take()) == ["b"]
         assert await house.take() == []
         await house.later(1)

@@ -38,7 +38,7 @@ class ParkedNodes:
         self.keeper = ParkedRescheduler(self, self, self.buckets, lambda: NOW, self._apply)
 
     def park(self, tag: str, *names: str) -> None:
-        """Each is told to come when the bucket says so."""
+        """Each is parked until the time that the bucket says."""
         for name in names:
             at = self.buckets[tag].book(NOW)
             self.waits[name] = ParkedNode(at, tag, Wake("r", name, Token(1, 1, 7)))
@@ -132,7 +132,7 @@ async def test_a_woken_node_without_a_token_comes_before_the_others() -> None:
     office.found["woken"] = PUBLISHED
     await office.keeper.look()
     assert office.moved_up == []
-    office.found["woken"] = HELD  # by max_concurrency: for how long nobody knows
+    office.found["woken"] = HELD  # by max_concurrency: for an unknown time
     await office.keeper.look()
     assert office.times() == pytest.approx({"next": 0, "last": 10})
 
@@ -142,7 +142,7 @@ async def test_a_small_gain_beside_a_long_wait_causes_no_event() -> None:
     office.park("api", *(f"n{i}" for i in range(100)))
     office.found |= dict.fromkeys([f"n{i}" for i in range(5)])
     await office.keeper.look()
-    assert office.moved_up == [f"n{i}" for i in range(5, 49)], "those who wait less than 50 s"
+    assert office.moved_up == [f"n{i}" for i in range(5, 49)], "nodes that wait less than 50 s"
 
 
 async def test_a_short_queue_of_parked_nodes_is_not_checked() -> None:

@@ -70,7 +70,7 @@ async def test_the_last_progress_comes_before_the_completion() -> None:
 
 
 async def test_a_result_does_not_overtake_progress_that_is_being_reported() -> None:
-    """The store is slow; what is told of a node after its end is not shown."""
+    """The store is slow; progress of a node after its end is not shown."""
     entered, reported = asyncio.Event(), asyncio.Event()
     heard: list[Any] = []
 
@@ -100,7 +100,7 @@ async def test_a_result_does_not_overtake_progress_that_is_being_reported() -> N
     async with asyncio.timeout(10):
         await telling.wait()
         over.set()
-        await asyncio.sleep(0.05)  # enough for a result that waits for nobody
+        await asyncio.sleep(0.05)  # enough for a result that does not wait
         reported.set()
         while len(heard) < 3:
             await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Handlers that take too long, are told to stop, or do not listen."""
+"""Handlers that take too long, are stopped, or do not listen."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class TestTimeouts:
             run = await it.run(node("stuck"))
             assert error_of(run)["type"] == "timeout"
             assert (await it.run({"b": "noop"})).status == "COMPLETED"
-            assert await asyncio.to_thread(reported.wait, 5), "it was not told to stop"
+            assert await asyncio.to_thread(reported.wait, 5), "it was not asked to stop"
             release.set()
             await asyncio.sleep(0.01)
             assert (await it.load(run.id)).node("a").output is None

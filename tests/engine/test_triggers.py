@@ -1,4 +1,4 @@
-"""What is accepted is made, at once or later, and whoever asked is told the truth about it."""
+"""What is accepted is made, at once or later, and the caller gets a true reply."""
 
 from __future__ import annotations
 

@@ -355,7 +355,7 @@ async def test_the_idempotency_key_is_the_same_for_every_attempt_of_an_epoch() -
 
 
 class _Given:
-    """A task_source with these tasks on it; it keeps what it is told."""
+    """A task_source with these tasks on it; it keeps the reports."""
 
     def __init__(self, tasks: list[Task]) -> None:
         self.tasks = tasks

@@ -238,7 +238,7 @@ async def finish(folder: str, workflow: str, **settings: Any) -> None:
 async def resume(
     folder: str, point: str | None = None, run_id: str | None = None, **settings: Any
 ) -> None:
-    """Drive what nobody drives to its end; tells which that are, then each of them."""
+    """Drive the runs without an owner to their end; prints their ids, then each of them."""
     async with engine(folder, point, **settings) as commands:
         taken = await commands.resume(run_id)
         tell(taken)

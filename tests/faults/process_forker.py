@@ -3,7 +3,7 @@
 A test that kills a process eighty times cannot wait half a second for each to import Dovetail.
 As a module it is what a test uses; as a script, `process_forker.py JOBS.py`, it is the process that
 forks. A job is a function of the file JOBS.py, called with what the test gives; what it prints
-is what the test reads. What it must not know: what a job does.
+is what the test reads.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class Child:
         return self._reported.with_suffix(".err").read_text()
 
     def reported(self) -> list[Any]:
-        """Everything that it has told so far."""
+        """Everything that it has printed so far."""
         return [json.loads(line) for line in self._reported.read_text().splitlines(keepends=True)]
 
     def hear(self, count: int = 1) -> Any:
-        """Wait until it has told so many things; the last of them."""
+        """Wait until it has printed so many lines; the last of them."""
         give_up = time.monotonic() + PATIENCE
         while self._reported.read_bytes().count(b"\n") < count:
             assert time.monotonic() < give_up, f"in vain: {self.errors or 'it says nothing'}"

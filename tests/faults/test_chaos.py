@@ -67,7 +67,7 @@ class RunProcesses:
         )
 
     def check(self) -> None:
-        """Once all are awake again: everybody is content, and so is whoever reads the log."""
+        """Once all are awake again: every process is content, and the log is right."""
         for driver in self.drivers:
             with suppress(ProcessLookupError):
                 driver.signal(signal.SIGCONT)

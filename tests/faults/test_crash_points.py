@@ -1,6 +1,6 @@
 """A process dies between two external effects; another goes on with nothing but the file.
 
-Each test is one named point (`effects`). Whatever the point, the end is that of a run that nobody
+Each test is one named point (`effects`). Whatever the point, the end is that of a run that nothing
 disturbed; every execution is an attempt in the log; the log obeys the rules; and what was
 answered is there.
 """
@@ -118,7 +118,7 @@ def check_end(
     folder: str, found: dict[str, Any], ended: dict[str, Any], last: dict[str, Any]
 ) -> None:
     """The run as a second process found it, brought it to its end, and after a retry of that."""
-    # Nobody may start `once` again, so a crash that could have hit its start fails it.
+    # No worker may start `once` again, so a crash that could have hit its start fails it.
     hit = found["nodes"]["once"][0] == "RUNNING"
     assert ended["status"] == ("FAILED" if hit else "COMPLETED")
     assert ended["nodes"]["once"] == (["FAILED", "worker_lost"] if hit else ["COMPLETED", None])
@@ -179,7 +179,7 @@ def test_a_run_has_the_same_end_after_a_crash(
 def test_a_run_has_the_same_end_after_a_crash_at_any_side_effect(
     process_forker: ProcessForker, tmp_path: Path, undisturbed: dict[str, Any]
 ) -> None:
-    """The points that nobody named; DOVETAIL_CRASHES=all takes every one of them."""
+    """The points without a name; DOVETAIL_CRASHES=all takes every one of them."""
     count = process_forker.start("count", folder=str(tmp_path), workflow="everything").done()
     assert count > 2 * len(IN_A_RUN + BEFORE_A_RUN), (
         "points without a name are what this test is for"
@@ -237,7 +237,9 @@ def test_a_node_that_crashes_its_process_each_time_fails(
     last = process_forker.start("resume", folder=folder)
     last.done()
     reported, end = last.reported()
-    assert reported == [end["run_id"]], "whoever resumes it is told of it, though it ends at once"
+    assert reported == [end["run_id"]], (
+        "the process that resumes it reports it, though it ends at once"
+    )
     assert end["status"] == "FAILED"
     assert end["nodes"]["a"] == ["FAILED", "worker_lost"]
     assert starts(folder, end["run_id"]) == [("a", 1, 1), ("a", 1, 2), ("a", 1, 3)]

@@ -1,7 +1,7 @@
 """A damaged file: what cannot be read is named and left as it is, and everything else goes on.
 
 Every command and every call of the API is tried on each of a family of damaged files. Whatever is
-wrong with one, nobody is told of a bug, and nobody sees a traceback.
+wrong with one, no message speaks of a bug, and none has a traceback.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def call(
 
 
 def asking(file: File) -> list[list[str]]:
-    """Every command that asks for something, without those that stay."""
+    """Every command that asks for something and then ends."""
     of_a_run = ["show", "why", "events", "results", "verify", "repair", "cancel"]
     commands = [["runs", name, file.victim] for name in of_a_run]
     commands += [["runs", name, file.ended] for name in ("show", "verify")]

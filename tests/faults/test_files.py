@@ -271,7 +271,7 @@ async def test_a_run_that_disappears_from_the_file_stops_the_engine_with_an_erro
 
 
 def without_powers(folder: Path, *args: str, **env: str) -> tuple[int, str, str]:
-    """`dovetail ARGS` by somebody to whom permissions apply, whoever runs the tests."""
+    """`dovetail ARGS` by a user to whom permissions apply, even if root runs the tests."""
     done = subprocess.run(
         [sys.executable, "-m", "dovetail", *args],
         cwd=folder,
@@ -491,7 +491,7 @@ def test_a_full_disk_at_any_commit_is_reported_to_the_waiting_caller(
     assert len(starts(folder, run_id)) <= 12 + 1, "what was kept did not run again"
 
 
-# ── a file that somebody else writes to ──────────────────────────────────────────────────
+# ── a file that another program writes to ──────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("commits", ["thread", "loop"])

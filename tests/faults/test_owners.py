@@ -17,9 +17,9 @@ from .side_file import check_executions, starts, stopped, wait_for, wait_for_sta
 
 LEASE = 0.5
 AT_ONCE = 8.0
-"""How soon an order must reach whoever drives the run, on a machine that others need too."""
+"""How soon an order must reach the owner of the run, on a machine that others need too."""
 LONG_LEASE = 60.0
-"""Whoever looks only when it renews this comes too late."""
+"""An owner that looks only when it renews this is too late."""
 
 
 def driving(
@@ -51,7 +51,7 @@ def test_a_silent_owner_is_replaced_its_handlers_are_stopped_and_both_processes_
     assert second.hear() == [run_id]
     wait_for_start(folder, run_id, ("waits", 1, 2))
     first.signal(signal.SIGCONT)
-    wait_for(lambda: stopped(folder, run_id) == [("waits", 1, 1)], "nobody stopped it", AT_ONCE)
+    wait_for(lambda: stopped(folder, run_id) == [("waits", 1, 1)], "it was not stopped", AT_ONCE)
     go(folder)
     ends = [child.done() for child in (first, second)]
     assert ends[0]["status"] == ends[1]["status"] == "COMPLETED"
@@ -134,8 +134,8 @@ def test_a_cancel_reaches_the_owner_immediately(process_forker: ProcessForker, f
     end = first.hear(2)
     assert time.monotonic() - given < AT_ONCE
     assert said == end["status"] == "CANCELLED"
-    # who waits for the run and the handler that is stopped are told in no order
-    wait_for(lambda: stopped(folder, run_id) == [("waits", 1, 1)], "nobody stopped it", AT_ONCE)
+    # the waiting caller and the stopped handler are notified in no order
+    wait_for(lambda: stopped(folder, run_id) == [("waits", 1, 1)], "it was not stopped", AT_ONCE)
     assert first.wait() == 0
 
 

@@ -278,7 +278,7 @@ async def test_a_replaced_owner_learns_which_nodes_to_stop(
     await other.adopt([run_id], T, max_crashes=3)
     reported = await asyncio.wait_for(orders.get(), SECONDS)
     assert [(stop.node, stop.token) for stop in reported.stop] == [("a", token)]
-    assert reported.dispatch == [], "somebody else publishes it"
+    assert reported.dispatch == [], "another process publishes it"
 
 
 async def test_the_owner_learns_that_another_process_cancelled_its_run(

@@ -382,7 +382,7 @@ class TestGroups:
 
 
 class TestRefusalsBeforeSending:
-    """What the caller is told at once; nothing of it reaches a queue."""
+    """What the caller learns at once; nothing of it reaches a queue."""
 
     def test_a_graph_that_is_unknown_to_workers_is_refused(self) -> None:
         dag = WorkflowDAG("mine").add_step("a", print)

@@ -126,7 +126,7 @@ everywhere = pytest.mark.parametrize("client", PLACES, indirect=True)
 
 @pytest.fixture(autouse=True)
 def no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Neither of whoever runs the tests, nor of the directory they are run in."""
+    """Neither of the user who runs the tests, nor of the directory they are run in."""
     for name in list(os.environ):
         if name.startswith("DOVETAIL_"):
             monkeypatch.delenv(name)
@@ -844,7 +844,7 @@ async def test_an_unfinished_run_waits_for_a_later_client(
         await first.knocked.wait()
     async with local(second.handler) as dt:
         assert (await dt.get_run(begun.run_id)).status == "RUNNING"
-        assert not second.attempts, "nobody asked for it yet"
+        assert not second.attempts, "it was not asked for yet"
         run = await dt.wait(begun.run_id, timeout=10)
     assert run.status == "COMPLETED"
     assert (first.attempts, second.attempts) == ([1], [2])
@@ -928,7 +928,7 @@ async def test_a_run_that_this_process_cannot_drive_is_reported(local: Open) -> 
             await dt.resume(run.run_id)
         events = dt.events(run.run_id)
         reported = [(await anext(events)).type for _ in range(4)]
-        assert reported[-1] == "node.started", "what is stored is told first"
+        assert reported[-1] == "node.started", "what is stored comes first"
         with pytest.raises(Conflict, match="knock"):
             await asyncio.wait_for(drained(events), 10)
         assert (await dt.cancel(run.run_id)).status == "CANCELLED"

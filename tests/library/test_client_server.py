@@ -57,7 +57,7 @@ LONG = {"name": "long", "nodes": [{"id": "a", "handler": "sleep", "config": {"se
 
 @pytest.fixture(autouse=True)
 def no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Neither of whoever runs the tests, nor of the directory they are run in."""
+    """Neither of the user who runs the tests, nor of the directory they are run in."""
     for name in list(os.environ):
         if name.startswith("DOVETAIL_"):
             monkeypatch.delenv(name)
@@ -177,7 +177,7 @@ async def test_events_arrive_once_and_in_order_even_if_the_connection_breaks_oft
         line.cut()
         line.cut_answers, line.forgets = [1500], 1
         assert [event async for event in dt.events(run.run_id)] == reported, (
-            "told again from the first"
+            "sent again from the first"
         )
         assert not line.forgets
         resumed = [one for one in line.requests("GET") if b"last-event-id: " in one.lower()]
@@ -411,7 +411,7 @@ async def test_another_kind_of_server_is_reported(tmp_path: Path, impatient: Non
         line.instead = [reported("308 Moved", location="https://elsewhere.example/")]
         with pytest.raises(NoDovetail, match=r"sends its callers to https://elsewhere"):
             await dt.list_runs()
-        assert len(line.requests("GET")) == 1, "nobody follows, with a token in hand"
+        assert len(line.requests("GET")) == 1, "not followed, with a token in hand"
 
 
 async def test_a_bug_of_the_server_is_reported_with_its_request_id(tmp_path: Path) -> None:

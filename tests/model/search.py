@@ -1,8 +1,7 @@
 """Every state that can be reached, breadth first, and the shortest way to one that must not be.
 
 Two kinds of promises: of each step (`Broken` by the world), and that from every state, without any
-further fault, the run can still reach its end with nothing left behind. What it must not know: what
-a state means.
+further fault, the run can still reach its end with nothing left behind.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ STEPS |= {"verdicts", "look", "running", "ack"}
 
 
 class RecordingPart:
-    """A part of the engine that notes what it is asked for, and answers as it was told to."""
+    """A part of the engine that notes what it is asked for, and answers as the test says."""
 
     def __init__(self, reported: list[str], **answers: Callable[..., Any]) -> None:
         self._reported = reported

@@ -1,8 +1,8 @@
-"""A process that stands between whoever wants a server and the server, so that none is left over.
+"""A process that stands between a test and its server, so that none is left over.
 
-It starts the server when told, tells when it ended, and at the end, also if the process that
+It starts the server on an order, reports its end, and at the end, also if the process that
 wanted it was killed with -9, ends the server and removes its folder. It runs apart, by an
-interpreter without site-packages: what it must not know is what the server serves.
+interpreter without site-packages: it does not depend on what the server serves.
 
     in:   start ["its", "command"] | end     (nothing more to read counts as `end`)
     out:  started PID | ended CODE

@@ -1,7 +1,4 @@
-"""A Redis Cluster of several nodes, with or without replicas; slots can move, and nodes die.
-
-What it must not know: which keys we use.
-"""
+"""A Redis Cluster of several nodes, with or without replicas; slots can move, and nodes die."""
 
 from __future__ import annotations
 

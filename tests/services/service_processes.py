@@ -50,7 +50,7 @@ async def needs(config, ctx):
 
 @dataclass
 class ServiceProcesses:
-    """Whoever does the work on these stores."""
+    """The services that work on these stores."""
 
     folder: Path
     redis_url: str

@@ -1,4 +1,4 @@
-"""What happens to runs reaches the archive: all of it, whoever writes it and whoever dies."""
+"""What happens to runs reaches the archive: all of it, whichever process writes it or dies."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ class TestManyArchivers:
                 if not todo[run_id]:
                     del todo[run_id]
             at_once = [one.archive_what_moved() for one in archivers]
-            # Every hint for everybody: as if each claim had lapsed at once.
+            # Every hint for every archiver: as if each claim had lapsed at once.
             late = archivers[0]._bring(drawn.sample(runs, 6))
             await asyncio.gather(*at_once, late)
             if drawn.random() < 0.5:

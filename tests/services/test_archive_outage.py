@@ -67,7 +67,7 @@ async def outage(world: World, old: str, ended: str) -> None:
     began = time.monotonic()
     with pytest.raises(ArchiveDown):
         await world.accept(graph(DIAMOND))
-    assert time.monotonic() - began < PATIENCE + 10, "whoever triggers is told soon"
+    assert time.monotonic() - began < PATIENCE + 10, "a caller that triggers learns it soon"
     await world.do(old, "a")
     with pytest.raises(ArchiveDown):
         await world.archiver.archive_what_moved()

@@ -1,4 +1,4 @@
-"""What makes no sense stops nobody else: records that were damaged, messages nobody can apply."""
+"""Nonsense stops no other run: damaged records, messages that cannot be applied."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ async def test_a_damaged_run_does_not_block_the_archive(
     await world.hints.archived([ArchiveEntry(bad, world.now - 1.5 * RETENTION)])
     await world.archiver.retire()
     assert await world.snapshots.known([ended]) == set()
-    # It is said to be there whatever is left of it, and those that are lost are put back.
+    # It is said to be there whatever is left of it, and the lost ones are put back.
     await world.pipe.call("DEL", *[f"wf:{{{going_on}}}:{each}" for each in PARTS])
     world.now += RECOVERY
     assert await world.restorer.restore() == 1
@@ -256,7 +256,7 @@ async def test_a_parked_node_is_not_lost_if_an_old_wake_is_removed_late(redis_ur
         await agenda.delay([(now - 1, wake)])
         due = await agenda.due(now, 10)
         assert due == [(now - 1, wake)]
-        await agenda.delay([(now + 5, wake)])  # somebody else woke it, and it was parked again
+        await agenda.delay([(now + 5, wake)])  # another process woke it, and it was parked again
         await agenda.woken(due)
         assert await agenda.due(now + 6, 10) == [(now + 5, wake)]
         await agenda.woken([(now + 5, wake)])
@@ -288,7 +288,7 @@ async def test_nodes_claimed_beside_a_damaged_run_belong_to_the_worker(
 
 
 class Settled:
-    """An inbox whose messages are nobody's concern."""
+    """An inbox whose messages do not matter."""
 
     has_more = False
 
@@ -419,14 +419,14 @@ async def test_no_message_ends_a_worker_or_stays_forever(scene: BrokenRunService
             sent += 1
     await scene.until(lambda: is_settled(scene, stream_of("output"), WORKERS))
     await scene.parts.orchestrator.timers.moved(ids, 1)
-    for run_id in ids:  # those that were dead letters are sent again, as they should be
+    for run_id in ids:  # the dead letters are sent again, as they should be
         assert await scene.status(run_id) in (RunStatus.COMPLETED, RunStatus.FAILED)
 
 
 async def test_a_result_that_a_script_cannot_apply_becomes_a_dead_letter(
     scene: BrokenRunServices,
 ) -> None:
-    """And those that came with it are applied."""
+    """And the results that came with it are applied."""
     await scene.parts.store.create_many([Submit("bad", RETRIED, {})], scene.parts.clock())
     await scene.call("DEL", "wf:{bad}:nodes")
     await scene.call("SET", "wf:{bad}:nodes", "junk")

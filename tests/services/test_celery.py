@@ -180,7 +180,7 @@ async def test_inputs_that_are_too_large_for_a_message_are_fetched(play: CeleryR
 async def test_a_soft_time_limit_is_the_timeout_of_the_node(
     play: CeleryRuns, handler: str, config: dict[str, Any]
 ) -> None:
-    """Whatever the handler is at: even one that lets nobody interrupt it has its node fail."""
+    """Whatever the handler is at: even one that cannot be interrupted has its node fail."""
     config = {"seconds": 3, **config}
     run = await play.run({"n": {"handler": handler, "config": config, "timeout_seconds": 0.3}})
     assert node(run).status is NodeStatus.FAILED
@@ -191,7 +191,7 @@ async def test_a_soft_time_limit_is_the_timeout_of_the_node(
     assert len(await play.executed()) == 1
     await until(play.answered)
     ((_, _, reported),) = await play.answered()
-    # Who clings on is told of by the watch, and has nothing to say afterwards.
+    # The watch reports a handler that clings on, and has nothing to say afterwards.
     clings = "stubborn" in config or handler == "sleeps_in_the_loop"
     assert reported == ({"stopped": True} if clings else failed(node(run).error))
 

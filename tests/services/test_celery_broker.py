@@ -1,6 +1,6 @@
 """The orchestrators' end of Celery: messages as Celery makes them, and none that stays lost.
 
-Nobody works here but where a test says so: what is sent lies in the broker, to be looked at.
+No worker runs here unless a test says so: what is sent lies in the broker, to be looked at.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ async def test_a_long_backlog_is_not_sent_again(redis_url: str) -> None:
 async def test_a_queue_that_was_emptied_is_published_again_while_its_run_moves(
     redis_url: str, tmp_path: Path
 ) -> None:
-    """One node runs all the time, so that nobody could say that the run is silent."""
+    """One node runs all the time, so that it cannot be said that the run is silent."""
     settings = celery(redis_url, lease_seconds=2)
     async with led(settings) as parts:
         nodes = [{"id": f"n{i}", "handler": "plain"} for i in range(10)]

@@ -78,7 +78,7 @@ async def test_a_terminated_worker_finishes_its_running_nodes_and_takes_no_more(
 async def test_a_cancel_is_received_immediately_and_nodes_that_outlast_the_drain_are_handed_back(
     redis_url: str, tmp_path: Path
 ) -> None:
-    """With leases so long that nobody would learn of either by one that runs out."""
+    """With leases so long that neither is learnt from one that runs out."""
     settings = Settings(redis_url=redis_url, transport="celery", lease_seconds=60)
     async with led(settings) as parts:
         how = {"DOVETAIL_DRAIN_SECONDS": "0.3", "DOVETAIL_LEASE_SECONDS": "60"}

@@ -280,7 +280,7 @@ async def die(self, submits, now=None):
 async def main():
     DistributedOrchestrator.submit_many = die
     async with commanding(load_settings()) as commands:
-        # Long ago, so that nobody waits for its maker any more.
+        # Long ago, so that no process waits for its maker any more.
         object.__setattr__(commands, "clock", lambda: time.time() - 100)
         commands.orchestrator._clock = commands.clock
         await commands.{call}
@@ -292,7 +292,7 @@ asyncio.run(main())
 async def accepted_by_who_dies(
     service_processes: ServiceProcesses, folder: Path, call: str, killed: str = KILLED
 ) -> list[str]:
-    """The runs that somebody asked for who is killed before they are made."""
+    """The runs of a caller that is killed before they are made."""
     script = folder / "killed.py"
     script.write_text(textwrap.dedent(killed.replace("{call}", call)))
     done = await asyncio.to_thread(

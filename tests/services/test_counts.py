@@ -327,7 +327,7 @@ async def empty(bench: CountedServices, commands: Commands, kept: str) -> None:
         if not name.startswith("wf:worker:"):
             assert await bench.ask("PTTL", name) == -1, f"{name} will vanish"
     assert await bench.ask("ZRANGE", "wf:delayed", 0, -1) == []
-    # A batch is known to have ended before its runs leave the agenda; one that somebody has noted
+    # A batch is known to have ended before its runs leave the agenda; one that a process has noted
     # in that moment is left to the sweep.
     async with asyncio.timeout(SWEPT_SECONDS):
         while await bench.ask("ZRANGE", "wf:active", 0, -1) != [kept.encode()]:

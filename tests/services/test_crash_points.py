@@ -1,4 +1,4 @@
-"""An orchestrator or a worker dies between two things that it does; somebody else goes on.
+"""An orchestrator or a worker dies between two things that it does; another one goes on.
 
 Named by what was done last. What becomes of leases is in test_lost_leases.py.
 """
@@ -97,7 +97,7 @@ async def test_the_children_of_an_applied_result_are_published_after_a_crash(
 async def test_the_children_of_an_applied_and_settled_result_are_published_after_a_crash(
     stage: InterruptedRun,
 ) -> None:
-    """Which nobody does in this order; but messages may be lost, too."""
+    """Which no process does in this order; but messages may be lost, too."""
     task = await stage.submit()
     await stage.claim(task)
     await stage.store.apply([Complete("r", "a", task.token, 1)], stage.parts.clock())
@@ -166,7 +166,7 @@ async def test_a_node_that_was_woken_but_not_published_is_published(stage: Inter
     assert await stage.store.apply([wake], stage.parts.clock())
     await stage.is_forgotten()
     await stage.living.wake_due()
-    assert await stage.timers.due(stage.parts.clock(), 10) == [], "it is on nobody's list any more"
+    assert await stage.timers.due(stage.parts.clock(), 10) == [], "it is on no list any more"
     assert (await stage.drive()).status is RunStatus.COMPLETED
 
 

@@ -232,7 +232,7 @@ async def test_workers_send_heartbeats_and_share_one_rate_limit(
         await parts.orchestrator.submit(Submit("r", graph(nodes), {}))
         run = await ended(parts, "r")
         assert run.status is RunStatus.COMPLETED
-        assert time.monotonic() - began > 1.0, "a tag that nobody configured: ten a second"
+        assert time.monotonic() - began > 1.0, "a tag that is not configured: ten a second"
         workers = await WorkerRegistry(parts.pipe).workers()
         assert [worker["alive"] for worker in workers] == [True, True]
         assert "work" in workers[0]["handlers"]

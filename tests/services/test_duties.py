@@ -179,7 +179,7 @@ async def test_a_result_that_redis_lost_at_a_crash_is_sent_again() -> None:
             PipelinedRedis(server.url) as pipe,
             commanding(settings) as commands,
             working(settings, builtin_registry(settings)),
-            asyncio.timeout(settings.lease_seconds - 2.0),  # by then nobody is missed yet
+            asyncio.timeout(settings.lease_seconds - 2.0),  # by then no worker is missed yet
         ):
             run_id = (await commands.trigger(FLOW)).run_id
             while not await pipe.call("XLEN", RESULTS):

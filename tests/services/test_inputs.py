@@ -77,7 +77,7 @@ class InputServices:
         return await asyncio.wait_for(self.commands.wait(run_id), PATIENCE)
 
     async def sent(self) -> int:
-        """Bytes, by Redis, to whoever it serves."""
+        """Bytes, by Redis, to all its clients."""
         return int((await self.pipe.info("stats"))["total_net_output_bytes"])
 
 

@@ -1,6 +1,6 @@
 """A worker is gone, and its lease says so: who looks when, and what keeps a run on the list.
 
-Nobody dies here either; see test_crash_points.py.
+No process dies here either; see test_crash_points.py.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ async def test_many_leases_of_one_run_expire_at_once(
 async def test_leases_of_many_runs_expire_at_once(
     stage: InterruptedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In some of them nothing runs any more, and in one somebody renews it just now."""
+    """In some of them nothing runs any more, and in one a worker renews it just now."""
     monkeypatch.setattr(orchestrator, "BATCH_SIZE", 3)
     ids = [f"r{i}" for i in range(10)]
     await stage.living.submit_many([Submit(run_id, FLOW, {}) for run_id in ids])
@@ -208,7 +208,7 @@ async def test_a_run_that_cannot_be_reaped_does_not_delay_other_runs(
 async def test_of_two_workers_on_a_run_only_the_dead_one_is_reaped(
     stage: InterruptedRun,
 ) -> None:
-    """Whoever of them came first, and though the one that lives has been renewed since."""
+    """Whichever of them came first, and though the one that lives has been renewed since."""
     await stage.living.submit(Submit("r", graph({"a": [], "b": [], "c": ["a", "b"]}), {}))
     first, second = await stage.tasks()
     await stage.claim(first, lease=LEASE)
@@ -310,7 +310,7 @@ async def test_renewals_do_not_write_to_the_lease_index_and_a_later_death_is_not
     run = await stage.store.load("r")
     assert run.node("a").crashes == 0
     assert await stage.listed() == {"r": run.node("a").lease_until}
-    await asyncio.sleep(LEASE)  # nobody renews it any more
+    await asyncio.sleep(LEASE)  # no worker renews it any more
     await stage.living.reap()
     assert (await stage.drive()).node("a").crashes == 1
 
@@ -339,7 +339,7 @@ async def test_the_lease_index_may_lag_behind_a_renewed_lease(stage: Interrupted
     await stage.timers.lease(["r"], LONG_AGO)
     await stage.living.reap()
     assert await stage.timers.expired(stage.parts.clock() + 30, 10) == []
-    assert await stage.timers.expired(stage.parts.clock() + 61, 10), "it is still held by somebody"
+    assert await stage.timers.expired(stage.parts.clock() + 61, 10), "it is still held by a worker"
     await stage.living.apply_results([Complete("r", "a", task.token, 1)])
     assert (await stage.drive()).node("a").crashes == 0
 

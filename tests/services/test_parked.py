@@ -1,4 +1,4 @@
-"""Lines before a rate limit over Redis: who is gone holds up nobody, and a limit holds once set."""
+"""Lines before a rate limit over Redis: a lost node holds up no other, a limit holds once set."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .test_duties import beside
 
 SECONDS = 20.0
 MOVED_UP_SECONDS = 4.0
-"""A second until somebody looks, and patience with a busy machine."""
+"""A second until a process looks, and patience with a busy machine."""
 SPREAD = 0.3
 """So much later than its token was taken a start may be seen, on a busy machine."""
 

@@ -157,7 +157,7 @@ async def test_many_commands_refused_by_a_loading_redis_wait_together(
 async def test_a_connection_that_breaks_before_it_is_used_is_opened_again(
     pipe: PipelinedRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one does to a server that is about to die: it is made by the kernel, for nobody."""
+    """As one does to a server that is about to die: the kernel makes it, no process takes it."""
     greet, dying = PipelinedRedis._greet, [True]
 
     async def greet_and_die(self: PipelinedRedis, wire: Any) -> None:

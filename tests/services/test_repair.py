@@ -1,4 +1,4 @@
-"""A run in Redis whose state somebody changed by hand: it is told, can be ended, can be rebuilt.
+"""A run in Redis whose state was changed by hand: it is reported, can be ended, can be rebuilt.
 
 The runs are moved by the test alone: no orchestrator or worker is in the way.
 """
@@ -110,7 +110,7 @@ async def damaged_run(redis_url: str) -> AsyncIterator[DamagedRun]:
         yield found
 
 
-# ── it is told ───────────────────────────────────────────────────────────────────────────
+# ── it is reported ───────────────────────────────────────────────────────────────────────────
 
 
 async def test_a_node_completed_by_hand_is_reported_as_damage(damaged_run: DamagedRun) -> None:

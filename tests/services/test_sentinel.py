@@ -205,7 +205,7 @@ ECHO = {"name": "echo", "nodes": [{"id": "a", "handler": "input"}]}
 
 
 async def ended(commands: Commands, run_id: str) -> str:
-    """Its status; what is asked while nobody leads is asked again."""
+    """Its status; what is asked while there is no primary is asked again."""
     async with asyncio.timeout(SECONDS):
         while True:
             try:

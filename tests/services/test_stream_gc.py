@@ -1,4 +1,4 @@
-"""What is left on the streams: consumers that are gone, messages that nobody comes to refuse."""
+"""What is left on the streams: consumers that are gone, messages that no worker refuses."""
 
 from __future__ import annotations
 

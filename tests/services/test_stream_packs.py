@@ -55,7 +55,7 @@ class PackedStreams:
         return int(await self.pipe.call("XLEN", STREAM))
 
     async def emptied(self) -> None:
-        """Nobody waits for it to be told so."""
+        """No caller waits for the reply."""
         async with asyncio.timeout(10):
             while await self.pending() or await self.length():
                 await asyncio.sleep(0.001)
@@ -149,7 +149,7 @@ async def test_all_tasks_of_a_message_of_a_dead_worker_are_reclaimed(post: Packe
     heir._look_at = 0.0
     found = await heir.tasks(1000)
     heir._look_at = float("inf")
-    found += await heir.tasks(1000)  # and what nobody had read
+    found += await heir.tasks(1000)  # and what was not read
     assert sorted(task.place or 0 for _, task in found) == list(range(128))
     await settled(heir, found, post)
     await post.emptied()

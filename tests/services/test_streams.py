@@ -1,4 +1,4 @@
-"""Messages on streams: what goes out comes in, and what is no message of ours stops nobody."""
+"""Messages on streams: what goes out comes in, and what is no message of ours stops no worker."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ async def test_a_settled_message_that_was_not_deleted_is_deleted_later(
     await other.claim_stale([stream_of("h")], 60.0, 10)
     left = [entry[0].decode() for entry in await ends.pipe.call("XRANGE", stream_of("h"), "-", "+")]
     assert left[:-1] == [message.id for message in read[3 - held :]]
-    assert len(left) == held + 1, "what nobody has read stays"
+    assert len(left) == held + 1, "what was not read stays"
 
 
 async def test_a_message_that_another_group_has_not_read_stays(ends: Ends) -> None:
@@ -263,7 +263,7 @@ async def test_a_stop_message_reaches_its_listeners(ends: Ends, redis_url: str) 
     await ends.sender.stop(old)
     async with PipelinedRedis(redis_url) as listening:
         feed = StopBroadcast(listening)
-        assert await feed.next() == []  # what was ordered before concerns nobody here
+        assert await feed.next() == []  # what was ordered before concerns no worker here
         await ends.sender.stop(new)
         assert await feed.next() == [new]
 
@@ -404,7 +404,7 @@ async def test_the_results_kept_for_sending_again_are_bounded(
 async def test_a_too_deeply_nested_output_becomes_a_dead_letter(
     ends: Ends, field: dict[str, str]
 ) -> None:
-    """It can be read, and not be written again: whoever applied it would end over it."""
+    """It can be read, and not be written again: a process that applied it would end over it."""
     given = {"run_id": "r", "node_id": "n", "token": str(TOKEN), "success": "1"}
     given |= {"output": NESTED, "error": "null", **field}
     await ends.pipe.call("XADD", RESULTS, "*", *(part for pair in given.items() for part in pair))
@@ -501,7 +501,7 @@ async def test_messages_that_were_read_but_not_opened_are_returned_to_other_work
 
 
 async def blocked(pipe: PipelinedRedis) -> None:
-    """Somebody waits for something to read."""
+    """A worker waits for something to read."""
     async with asyncio.timeout(5):
         while b"blocked_clients:1" not in await pipe.call("INFO", "clients"):
             await asyncio.sleep(0.001)

@@ -1,4 +1,4 @@
-"""TLS to Redis, with a private authority: who is let in, and who is told what is wrong.
+"""TLS to Redis, with a private authority: which client is let in, and what an error says.
 
 The same cases for every way to connect: the pipelined connection, the blocking one of a Celery
 process, Celery's own through kombu, and `dovetail doctor`.

@@ -1,4 +1,4 @@
-"""All services on a Redis have one transport: a service with another is refused, and told."""
+"""All services on a Redis have one transport: a service with another is refused with a message."""
 
 from __future__ import annotations
 

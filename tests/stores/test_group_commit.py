@@ -27,7 +27,7 @@ T = 1000.0
 
 @pytest.fixture
 async def pair(tmp_path: Path) -> AsyncIterator[tuple[SqliteStore, SqliteStore]]:
-    """Who drives the runs, and somebody else who moves them; the other writes in its thread."""
+    """Who drives the runs, and another process that moves them; the other writes in its thread."""
     async with AsyncExitStack() as stack:
         driver, other = [
             await stack.enter_async_context(SqliteStore(tmp_path / "runs.db", sync="normal"))

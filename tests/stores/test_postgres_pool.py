@@ -326,7 +326,7 @@ class TestFailures:
 
 
 class TestRepeatedRequests:
-    """The answer to a commit may be lost: whoever asks again finds what was made."""
+    """The answer to a commit may be lost: a caller that asks again finds what was made."""
 
     async def test_a_repeated_trigger_gives_the_same_run(self, pool: PostgresPool) -> None:
         records = PostgresRecords(pool)

@@ -37,7 +37,7 @@ class KeptDefinitions(RedisKeeper):
         return len(await self.pipe.call("KEYS", "wf:def:*"))
 
     async def there(self) -> int:
-        """With those that are aside."""
+        """With the ones set aside."""
         return await self.kept() + len(await self.pipe.call("KEYS", "wf:unused:*"))
 
     async def forget_runs(self, now: float) -> None:
@@ -218,7 +218,7 @@ async def test_a_definition_whose_trigger_stalled_until_it_was_deleted_is_stored
 async def test_a_definition_that_was_set_aside_again_is_not_deleted_by_an_earlier_check(
     shelf: KeptDefinitions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever made a run of it a moment ago may not have come further yet."""
+    """A process that made a run of it a moment ago may not have come further yet."""
     run = inline()
     await forgotten(shelf, run)
     await shelf.unused.look(NOW + 8 * DAY)

@@ -182,7 +182,7 @@ def test_three_services_count_each_event_once_in_total(three: Three) -> None:
     assert said["node", "quick", "SKIPPED"]
     assert said["retry", "flaky"] == 2
     assert said["parked",]
-    # Whoever moved a run counts it a moment after the run has moved.
+    # The process that moved a run counts it a moment after the run has moved.
     wait_for(
         lambda: sum(the_pages_say(before, three.pages(), "three").values()) >= said.total(), ""
     )

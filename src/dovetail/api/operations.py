@@ -299,7 +299,7 @@ class ThisProcess:
                 "host": self._host,
                 "pid": os.getpid(),
                 "started_at": timestamp(self._started_at),
-                # Whoever answers is alive at this moment.
+                # The process that answers is alive at this moment.
                 "last_heartbeat": timestamp(self._commands.clock()),
                 "handlers": [handler["name"] for handler in self._handlers],
                 "handler_details": self._handlers,

@@ -18,7 +18,7 @@ PRELOADED = [app, backend, distributed, services]
 
 
 def dovetail(folder: str, args: list[str], env: dict[str, str]) -> None:
-    """`dovetail ARGS` in this folder, until somebody ends it."""
+    """`dovetail ARGS` in this folder, until the test ends it."""
     signal.alarm(0)
     _end_with_parent()
     os.chdir(folder)

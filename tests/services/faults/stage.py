@@ -1,7 +1,7 @@
 """A Redis, services in processes of their own, and every way to break them.
 
 Whatever is broken here is noted with its time, so that a run that came to harm can be read beside
-what happened meanwhile. What it must not know: what runs there are, or what must hold of them.
+what happened meanwhile.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ IMPATIENT: dict[str, Any] = {
 
 @dataclass(eq=False, slots=True)
 class Service:
-    """A process, for as long as nobody ends it."""
+    """A process, until the test ends it."""
 
     kind: str
     child: Child = field(repr=False)
@@ -147,7 +147,7 @@ class Stage:
         self.deaths: list[tuple[float, str]] = []
         """Of workers: when, and what is in the name of each that died then, followed by a /."""
         self.lost_tasks: list[tuple[float, str, str, str]] = []
-        """When a message was deleted that nobody had read, and its run, node and token."""
+        """When a message was deleted that was not read, and its run, node and token."""
         self.redis_deaths: list[tuple[float, float, float]] = []
         """When it died, when it served again, and when nothing read before was left."""
         self.broker_deaths: list[tuple[float, float, float]] = []
@@ -244,7 +244,7 @@ class Stage:
         service.child.kill()
 
     async def _supervise(self) -> None:
-        """No service ends by itself; one that does is told, and replaced."""
+        """No service ends by itself; one that does is reported, and replaced."""
         while True:
             await asyncio.sleep(0.2)
             for service in [one for one in self._services if not one.runs]:
@@ -400,7 +400,7 @@ class Stage:
                     names = [given[name].decode() for name in (b"run_id", b"node_id", b"token")]
                     self.lost_tasks.append((now, names[0], names[1], names[2]))
                 self.counts["task streams deleted"] += 1
-                self.note(f"{stream} is deleted with {len(unread)} messages that nobody had read")
+                self.note(f"{stream} is deleted with {len(unread)} messages that were not read")
 
     @of_a_server
     async def kill_redis(self) -> None:

@@ -1,4 +1,4 @@
-"""Those who judge the storms are judged here: they accept what the rules make, and nothing else."""
+"""The judges of the storms are judged here: they accept what the rules make, and nothing else."""
 
 from __future__ import annotations
 
