@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -64,7 +63,7 @@ from dovetail.api.responses import (
     service_of,
     unless_known,
 )
-from dovetail.api.service import ApiService
+from dovetail.api.service import ApiService, unless
 from dovetail.core.outputs import LARGE_OUTPUT, OutputReference, looks_like_a_reference, reference
 from dovetail.core.run import RunState
 from dovetail.engine.api import Accepted
@@ -410,16 +409,7 @@ def _reader(here: ApiService, run: RunState) -> Read:
 
 async def _end(here: ApiService, run_id: str, request: Request) -> None:
     """Returns when the run has finished, or the client has gone away. Raises `NotFound`."""
-    ended = asyncio.ensure_future(here.commands.ended(run_id))
-    left = asyncio.ensure_future(_left(request))
-    try:
-        await asyncio.wait({ended, left}, return_when=asyncio.FIRST_COMPLETED)
-        if ended.done():
-            ended.result()
-    finally:
-        ended.cancel()
-        left.cancel()
-        await asyncio.gather(ended, left, return_exceptions=True)
+    await unless(_left(request), here.commands.ended(run_id))
 
 
 async def _left(request: Request) -> None:
