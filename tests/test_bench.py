@@ -292,7 +292,7 @@ def test_a_contestant_that_fails_or_is_too_slow_has_a_row_with_the_reason(
                 raise bench.Failed("TimeoutError: no connection (impl.py:165)")
             return import_module("apart").Answer(seconds[self.name], None)
 
-    monkeypatch.setattr(bench, "Apart", There)
+    monkeypatch.setattr(bench, "SeparateProcess", There)
     options = Namespace(rounds=3, warmup=0, contestant=None)
     found = bench.compete_durably(bench.fan(1000), options)
 
@@ -311,7 +311,7 @@ def test_without_dbos_the_bench_says_how_to_install_it(
     def missing(*_: object, **__: object) -> None:
         raise bench.Missing("dbos")
 
-    monkeypatch.setattr(bench, "Apart", missing)
+    monkeypatch.setattr(bench, "SeparateProcess", missing)
     options = Namespace(rounds=1, warmup=0, contestant=["dbos, WAL"])
     with pytest.raises(SystemExit, match=r"WAL: dbos is not installed; \./dev bench installs it"):
         bench.compete_durably(bench.fan(3), options)

@@ -85,7 +85,7 @@ def pretended(bench: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     names = ("dovetail", "celery", "streaq")
     those = {name: bench.distributed.Contestant(There(name), {"worker": [7]}) for name in names}
     redis = SimpleNamespace(url="redis://127.0.0.1:1/0", pid=6)
-    return bench.distributed.Field(redis, those)
+    return bench.distributed.Contest(redis, those)
 
 
 def test_a_contestant_that_aborts_has_a_row_with_the_reason_and_the_others_continue(
@@ -252,7 +252,7 @@ def test_without_a_peer_the_bench_says_how_to_install_it(
     def missing(*_: object, **__: object) -> None:
         raise bench.Missing("streaq")
 
-    monkeypatch.setattr(bench.distributed, "Apart", missing)
+    monkeypatch.setattr(bench.distributed, "SeparateProcess", missing)
     message = r"streaq: streaq is not installed; \./dev bench installs it"
     with (
         pytest.raises(SystemExit, match=message),

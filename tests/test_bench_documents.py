@@ -106,7 +106,7 @@ def test_services_and_the_embedded_engine_process_documents_and_report_the_cost(
     monkeypatch.setattr(bench, "MODEL_SECONDS", 0.2)
     monkeypatch.setattr(bench, "QUICK_SECONDS", 1.0)
     monkeypatch.setattr(bench, "FEW_DOCUMENTS", 40)
-    monkeypatch.setattr(bench, "CREWS", [bench.Crew(2, 2, least_an_hour=1)])
+    monkeypatch.setattr(bench, "CREWS", [bench.WorkerSetup(2, 2, least_an_hour=1)])
     found = bench.measure(tmp_path, quiet, quick=True)
     crew, embedded = found["2 × 2"], found["embedded"]
     assert crew["calls"] == crew["documents"] == 14
