@@ -1,7 +1,7 @@
 """Random workflows and random things that happen to them, for Hypothesis.
 
-A thing that happens is drawn as plain numbers (`Deed`) and given its meaning only when its turn
-comes, from the run as it is then: so any list of deeds is a walk, and a shorter list is a
+A thing that happens is drawn as plain numbers (`DrawnAction`) and given its meaning only when its
+turn comes, from the run as it is then: so any list of deeds is a walk, and a shorter list is a
 simpler one.
 """
 
