@@ -178,7 +178,7 @@ NOUNS = (
     *("processes", "reviews", "versions", "retries", "attempts", "errors", "files", "warnings"),
 )
 NEVER_ONE = {
-    # Above a bound of thousands, or of one that is told apart beside it.
+    # Above a bound of thousands, or of one that is distinct beside it.
     "{len(items):,} items; a batch has",
     "{len(self._listed):,} nodes; at most",
     "{len(cycle.members):,} nodes wait for each other",

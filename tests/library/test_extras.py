@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.extras import PACKAGES, imports_of
+from dovetail.celery import PACKAGES, imports_of
 
 
 @pytest.mark.parametrize("missing", ["celery", "kombu"])

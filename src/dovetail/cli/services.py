@@ -104,8 +104,7 @@ def _port(
     if settings.metrics_port is None:
         return nullcontext()
     from dovetail.api.security import Tokens
-    from dovetail.telemetry.metrics import CONTENT_TYPE
-    from dovetail.telemetry.port import MetricsPort
+    from dovetail.telemetry.metrics import CONTENT_TYPE, MetricsPort
 
     tokens = Tokens(settings.tokens)
 

@@ -1,4 +1,4 @@
-"""What the processes of the fault tests do: each is a `dovetail` of the nursery.
+"""What the processes of the fault tests do: each is a `dovetail` of the forker.
 
 Everything that a service imports is imported here, once.
 """
@@ -18,7 +18,7 @@ PRELOADED = [app, backend, distributed, services]
 
 
 def dovetail(folder: str, args: list[str], env: dict[str, str]) -> None:
-    """`dovetail ARGS` in this folder, until somebody ends it."""
+    """`dovetail ARGS` in this folder, until the test ends it."""
     signal.alarm(0)
     _end_with_parent()
     os.chdir(folder)
