@@ -39,9 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # The client only for the class of events that both give out.
     "executor": {*INSIDE, "wiring", "client"},
     "client": {*INSIDE, "redis_client", "wiring"},
-    # Names the extra of a package that is missing; imports nothing.
-    "extras": set(),
-    "celery": {*INSIDE, "redis_client", "wiring", "executor", "extras"},
+    "celery": {*INSIDE, "redis_client", "wiring", "executor"},
     # The API speaks to the engine's commands. The process that serves it hands them over.
     "api": {"core", "engine", "config"},
     # Listens to the engine; only the edge knows it.

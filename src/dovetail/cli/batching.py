@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dovetail.cli import output as streams
-from dovetail.cli.failures import FAILED, InvalidInput
 from dovetail.cli.files import STDIN, opened
 from dovetail.cli.interruptible import Stopping, StopRequest, run_interruptible
-from dovetail.cli.output import Write, json_bytes
+from dovetail.cli.output import FAILED, InvalidInput, Write, json_bytes
 from dovetail.cli.run_pool import (
     MAX_SHARED_RUNS,
     RUNS_PER_SLOT,

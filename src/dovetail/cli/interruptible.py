@@ -25,7 +25,7 @@ from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
 from dovetail.cli import output as streams
-from dovetail.cli.failures import FAILED, INTERRUPTED, report_error, try_print_error
+from dovetail.cli.output import FAILED, INTERRUPTED, report_error, try_print_error
 from dovetail.core.errors import DovetailError, InvalidDefinition
 
 GRACE_SECONDS = 1.8

@@ -195,7 +195,7 @@ class PlainProgress:
 def progress_of(counts: BatchCounts) -> ProgressLine:
     if not streams.is_terminal(sys.stdout) or not streams.knows_signs(sys.stdout):
         return PlainProgress(counts)
-    from dovetail.cli.live import LiveLines
+    from dovetail.cli.board import LiveLines
 
     return LiveLines(counts.picture)
 

@@ -16,9 +16,8 @@ from typing import Any, NamedTuple, Protocol
 
 from dovetail.cli import output as streams
 from dovetail.cli.board import Board, PlainView
-from dovetail.cli.failures import FAILED
 from dovetail.cli.interruptible import Stopping, StopRequest, run_interruptible
-from dovetail.cli.output import Write, json_bytes
+from dovetail.cli.output import FAILED, Write, json_bytes, print_lines
 from dovetail.cli.run_pool import cancel_all, cancel_from_thread, wait_for_end
 from dovetail.cli.summary import (
     INTERRUPTED,
@@ -192,8 +191,7 @@ class Session:
         """Before the engine is closed: a handler that does not stop must not delay the output."""
         self._document(run)
         if self._write is None:
-            for line in run_ending(run, since):
-                streams.say(line)
+            print_lines(run_ending(run, since))
             if run["status"] != RunStatus.COMPLETED:
                 with suppress(Conflict):  # another process has retried it already
                     plan = await commands.plan_retry(run["run_id"])
@@ -250,7 +248,7 @@ async def _cancelled(tasks: Sequence[asyncio.Task[Any]]) -> None:
 def _view_of(board: Board) -> View:
     if not streams.is_terminal(sys.stdout) or not streams.knows_signs(sys.stdout):
         return PlainView(board)
-    from dovetail.cli.live import LiveView
+    from dovetail.cli.board import LiveView
 
     return LiveView(board)
 

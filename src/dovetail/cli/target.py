@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dovetail.cli import output as streams
-from dovetail.cli.failures import InvalidInput
 from dovetail.cli.files import File, checked_file
+from dovetail.cli.output import InvalidInput
 from dovetail.cli.text import plain
 from dovetail.core.errors import DovetailError, InvalidDefinition, NotFound, Problem
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dovetail.cli import output as streams
-from dovetail.cli.failures import FAILED as EXIT_FAILED
-from dovetail.cli.failures import InvalidInput
 from dovetail.cli.interruptible import Stopping, StopRequest, run_interruptible
+from dovetail.cli.output import FAILED as EXIT_FAILED
+from dovetail.cli.output import InvalidInput, headed
 from dovetail.cli.run_pool import (
     MAX_SHARED_RUNS,
     MIN_RUNS_FOR_ESTIMATE,
@@ -64,8 +64,8 @@ class DocumentCounts(BatchCounts):
         super().__init__(total)
         self.counts = Counter(dict.fromkeys((COMPLETED, CACHED, FAILED, CANCELLED), 0))
         self.calls_left = total
-        """Of those that are left, how many will ask the model: at most that, before each of them
-        was looked at."""
+        """How many of the remaining documents will call the model. It is an upper bound until each
+        of them was looked at."""
         self.calls_per_second: float | None = None
         """The rate limit, where there is something to limit."""
         self.trouble = ""
@@ -440,7 +440,7 @@ def _outcome(entry: Queued, run: Mapping[str, Any]) -> DocumentOutcome:
     (extract,) = (node for node in run["nodes"] if node["id"] == EXTRACT)
     found = extract["output"] or {}
     state = _STATES[run["status"]]
-    # Whoever extracted this content first is another run, or it was not even started here.
+    # Another run extracted this content first, or extracted it while this one waited.
     if state == COMPLETED and found.get("run_id", run["run_id"]) != run["run_id"]:
         state = CACHED
     error = run["error"] if state == FAILED else None
@@ -490,7 +490,7 @@ def ending(runs: DocumentRuns, reviews: Reviews, out: Sequence[str]) -> Iterator
     kept = {outcome.document.id: reviews.get(outcome.document.id) for outcome in shown}
     if shown:
         rows = [_row(outcome, kept[outcome.document.id]) for outcome in shown]
-        yield from table([HEAD, *rows], streams.room())
+        yield from headed(HEAD, rows)
     if len(good) > len(shown):
         listing = _reviews_command("list", *out)
         yield [(f"and {len(good) - len(shown):,} more:  {listing}", "dim")]

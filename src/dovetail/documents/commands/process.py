@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,20 +14,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dovetail.cli import output as streams
-from dovetail.cli.failures import InvalidInput
 from dovetail.cli.files import File
 from dovetail.cli.options import AsJson, declarations, on_target
-from dovetail.cli.output import document_if, json_bytes, print_json
+from dovetail.cli.output import (
+    InvalidInput,
+    document_if,
+    json_bytes,
+    print_lines,
+    print_reply,
+)
 from dovetail.cli.summary import command
 from dovetail.cli.target import is_shared, open_reader, target_settings
-from dovetail.cli.text import plain
+from dovetail.cli.text import Line, plain
 from dovetail.core.errors import DovetailError, NotFound, PermanentError
 from dovetail.core.states import RunStatus
 from dovetail.documents import PIPELINE, ROUTED
 from dovetail.documents.commands import Out, folder_of, typed_out
 from dovetail.documents.files import allow, find_documents
 from dovetail.documents.metrics import FAILED as FAILED_STATUS
-from dovetail.documents.metrics import Measurement, settle
+from dovetail.documents.metrics import Measurement, Statistics, settle, statistics_of
 from dovetail.documents.reviews import open_reviews
 
 if TYPE_CHECKING:
@@ -111,12 +116,10 @@ def process(
                 if runs.unfinished:
                     streams.complain(going_on(runs))  # which is not in the document
                 return
-            for line in ending(runs, reviews, typed_out(out)):
-                streams.say(line)
+            print_lines(ending(runs, reviews, typed_out(out)))
 
         if not as_json:
-            for line in beginning(runs, found):
-                streams.say(line)
+            print_lines(beginning(runs, found))
             sys.stdout.flush()
         return runs.run(print_end)
 
@@ -172,8 +175,6 @@ def stats(
     """
     import asyncio
 
-    from dovetail.documents import metrics
-
     folder = folder_of(out)
     reviews = open_reviews(folder)
     rows = reviews.measurements()
@@ -183,26 +184,27 @@ def stats(
         except DovetailError as error:
             streams.complain(f"how these runs ended cannot be asked: {plain(str(error))}")
         rows = reviews.measurements()
-    measured = metrics.statistics_of(rows, target=target)
-    if as_json:
-        print_json({"out": str(folder), **measured.as_data()})
-        return
+    measured = statistics_of(rows, target=target)
+    data = {"out": str(folder), **measured.as_data()}
+    print_reply(data, lambda _: _statistics_lines(measured, folder, out), as_json=as_json)
+
+
+def _statistics_lines(measured: Statistics, folder: Path, out: str | None) -> Iterator[Line | str]:
     verdict, *more = measured.sentences()
     if not measured.documents and not measured.unfinished:
         processing = command("documents", "process", "PATH", *typed_out(out))
-        streams.say(f"{verdict}: {plain(str(folder))}")
-        streams.say([("process some with:  ", "dim"), (processing, "bold")])
+        yield f"{verdict}: {plain(str(folder))}"
+        yield [("process some with:  ", "dim"), (processing, "bold")]
         return
     style = "bold" if measured.met is None else "bold good" if measured.met else "bold wait"
-    streams.say([(verdict, style)])
-    for sentence in more:
-        streams.say(sentence)
+    yield [(verdict, style)]
+    yield from more
 
 
 async def settle_by_runs(settings: Settings, folder: Path, rows: Sequence[Measurement]) -> None:
     """Ask how the runs of these documents ended; a run that is not known here stays as it is.
 
-    Those that failed are asked, too: a retry may have succeeded since.
+    Failed runs are asked, too: a retry may have succeeded since.
     """
     import asyncio
 
