@@ -328,7 +328,7 @@ def run_dag_group(
 ) -> DagGroup:
     """Send one `run_dag` per item, which is its context, as a `celery.group`.
 
-    `options` are those of `apply_async`: `queue=`, `priority=`, `soft_time_limit=`.
+    `options` are passed to `apply_async`: `queue=`, `priority=`, `soft_time_limit=`.
     """
     sent = sendable(dag)
     how = {"max_concurrency": max_concurrency}

@@ -236,6 +236,26 @@ class Stopping:
                 try_print_error(f"stdout cannot be written: {error.strerror}")
 
 
+async def finished_before_stop(work: Coroutine[Any, Any, None], stopping: Stopping) -> bool:
+    """Whether the work was done before a stop was requested; if not, it is cancelled."""
+    doing = asyncio.create_task(work)
+    asked = asyncio.create_task(stopping.wait())
+    try:
+        await asyncio.wait({doing, asked}, return_when=asyncio.FIRST_COMPLETED)
+        if doing.done():
+            doing.result()
+        return doing.done()
+    finally:
+        await cancel_tasks(doing, asked)
+
+
+async def cancel_tasks(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel tasks and wait for their ends; their errors do not matter any more."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 def run_interruptible(
     work: Callable[[Stopping], Coroutine[Any, Any, int]],
     give_up: Callable[[StopRequest], None],

@@ -65,7 +65,7 @@ def width() -> int:
 
 
 def room() -> int | None:
-    """The columns for a table: those of the terminal, or None for a file."""
+    """The columns for a table: as many as the terminal has, or None for a file."""
     return width() if sys.stdout.isatty() else None
 
 

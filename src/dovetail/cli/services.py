@@ -38,7 +38,12 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dovetail.cli import output as streams
-from dovetail.cli.interruptible import Stopping, StopRequest, run_interruptible
+from dovetail.cli.interruptible import (
+    Stopping,
+    StopRequest,
+    finished_before_stop,
+    run_interruptible,
+)
 from dovetail.cli.output import InvalidInput
 from dovetail.cli.text import counted
 from dovetail.config import Settings, env_name
@@ -88,8 +93,8 @@ async def observed(
 
 @contextmanager
 def shared_metrics(telemetry: Telemetry | None) -> Iterator[None]:
-    """Add up the metrics of a worker's pool processes, also those of handlers. Enter it before the
-    handlers are loaded."""
+    """Add up the metrics of a worker's pool processes, with the metrics of handlers. Enter it
+    before the handlers are loaded."""
     if telemetry is None:
         yield
         return
@@ -270,21 +275,6 @@ async def find_redis(settings: Settings, log: logging.Logger) -> None:
     from dovetail.wiring.health import await_redis
 
     await await_redis(settings, lambda why: log.warning("waiting for Redis: %s", why), log.warning)
-
-
-async def finished_before_stop(work: Coroutine[Any, Any, None], stopping: Stopping) -> bool:
-    """Whether the work was done before a stop was requested; if not, it is cancelled."""
-    doing = asyncio.ensure_future(work)
-    asked = asyncio.ensure_future(stopping.wait())
-    try:
-        await asyncio.wait({doing, asked}, return_when=asyncio.FIRST_COMPLETED)
-        if doing.done():
-            doing.result()
-        return doing.done()
-    finally:
-        doing.cancel()
-        asked.cancel()
-        await asyncio.gather(doing, asked, return_exceptions=True)
 
 
 def fast_loop() -> asyncio.AbstractEventLoop:

@@ -98,11 +98,9 @@ def _remote(
     settings: Settings, registry: Registry | None
 ) -> AbstractAsyncContextManager[EngineApi]:
     if settings.server is not None:
-        from dovetail.client import http_client
+        from dovetail.client import open_server
 
-        with http_client():
-            from dovetail.client.server import calling
-        return calling(settings)
+        return open_server(settings)
     from dovetail.cli.services import redis_imports
 
     with redis_imports(settings, "this command"):

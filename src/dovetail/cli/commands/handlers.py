@@ -67,7 +67,7 @@ def handlers(handlers: Handlers = None, as_json: AsJson = False) -> None:
 
 
 def _list_announced(settings: Settings, *, as_json: bool) -> None:
-    """On services, the handlers of workers matter, not those of this machine."""
+    """On services, the handlers of workers count, not the handlers of this machine."""
     import asyncio
 
     with document_if(as_json) as write:

@@ -338,7 +338,7 @@ def _follow_events(given: str | None, after: int, *, as_json: bool) -> int:
     """Print each event when it happens. The exit code does not depend on how the run ends."""
     import asyncio
 
-    from dovetail.cli.interruptible import run_interruptible
+    from dovetail.cli.interruptible import cancel_tasks, run_interruptible
     from dovetail.cli.run_pool import wait_for_end
 
     settings = target_settings()
@@ -362,9 +362,7 @@ def _follow_events(given: str | None, after: int, *, as_json: bool) -> int:
                 if printing.done():
                     printing.result()
             finally:
-                for task in (printing, ended, stop):
-                    task.cancel()
-                await asyncio.gather(printing, ended, stop, return_exceptions=True)
+                await cancel_tasks(printing, ended, stop)
         return 0 if stopping.asked is None else stopping.asked.value
 
     return run_interruptible(follow, lambda request: None, settings.drain_seconds)

@@ -54,12 +54,11 @@ def serve(
     """
     from dovetail.api.security import Tokens, check_binding, host_names
     from dovetail.api.server import addresses_of, listen
-    from dovetail.cli.interruptible import run_interruptible
+    from dovetail.cli.interruptible import finished_before_stop, run_interruptible
     from dovetail.cli.services import (
         embedded_backend,
         fast_loop,
         find_redis,
-        finished_before_stop,
         redis_backend,
         relax_gc,
         serve_until_stopped,
