@@ -52,6 +52,15 @@ Run = Annotated[
         help="A run's id, or its first digits (at least four); without it the newest run.",
     ),
 ]
+
+
+def run_or(default: str) -> Any:
+    """The argument of a command that takes other runs if none is named."""
+    return typer.Argument(
+        metavar="RUN", help=f"A run's id or its first digits; without it {default}."
+    )
+
+
 Cursor = Annotated[str | None, typer.Option(metavar="C", help="Go on where an earlier list ended.")]
 Version = Annotated[
     str | None, typer.Option(metavar="N", help="A version's number or alias; default: latest.")

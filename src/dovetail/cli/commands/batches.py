@@ -12,7 +12,6 @@ import typer
 
 from dovetail.cli import output as streams
 from dovetail.cli.board import LONGEST_ID
-from dovetail.cli.files import File, print_report
 from dovetail.cli.options import AsJson, Cursor, DefinitionFile, Handlers, declarations, on_target
 from dovetail.cli.output import (
     INVALID,
@@ -26,7 +25,7 @@ from dovetail.cli.output import (
     warn,
 )
 from dovetail.cli.summary import SHORT_ID, status_piece
-from dovetail.cli.target import ask, check_on_target, target_settings
+from dovetail.cli.target import ask, load_file
 from dovetail.cli.text import Line, age, clip, counted, plain
 from dovetail.core.errors import NotFound
 from dovetail.core.states import RunStatus
@@ -170,16 +169,9 @@ def _run(
     write: Write | None,
 ) -> int:
     from dovetail.cli.batching import BatchSession, Items, ServerBatch
-    from dovetail.handlers.builtin import load_registry
     from dovetail.telemetry.logs import show_logs
-    from dovetail.wiring.embedded import definition_limits
 
-    settings = target_settings()
-    registry = load_registry(settings, handlers)
-    limits = definition_limits(settings)
-    file = File(path, limits)
-    checked = check_on_target(file, limits, registry)
-    print_report(file, checked)
+    settings, registry, limits, checked = load_file(path, handlers)
     if checked.workflow is None:
         return INVALID
     items = Items(items_path, checked.workflow.params, limits)

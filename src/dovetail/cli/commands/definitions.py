@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dovetail.cli import output as streams
-from dovetail.cli.files import STDIN, File, checked_file, print_report, report_of
+from dovetail.cli.files import STDIN, File, checked_file, report_of
 from dovetail.cli.options import (
     AsJson,
     Cursor,
@@ -42,8 +42,8 @@ from dovetail.cli.summary import command
 from dovetail.cli.target import (
     RemoteHandlers,
     ask,
-    check_on_target,
     is_shared,
+    load_file,
     target_settings,
 )
 from dovetail.cli.text import Line, age, counted, plain
@@ -178,15 +178,8 @@ def schema() -> None:
 @on_target
 def register(file: DefinitionFile, handlers: Handlers = None, as_json: AsJson = False) -> int:
     """Register a definition; changed content is a new version. Exit code: 0, or 2 invalid."""
-    from dovetail.handlers.builtin import load_registry
-    from dovetail.wiring.embedded import definition_limits
-
-    settings = target_settings()
     with document_if(as_json) as write:  # loading handlers may print
-        limits = definition_limits(settings)
-        read = File(file, limits)
-        checked = check_on_target(read, limits, load_registry(settings, handlers or ()))
-        print_report(read, checked)
+        settings, _, _, checked = load_file(file, handlers or ())
         if checked.workflow is None:
             return INVALID
         registered = ask(lambda commands: commands.register(checked), create=True)._asdict()

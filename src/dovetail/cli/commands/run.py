@@ -61,27 +61,13 @@ def _run(
     handlers: Sequence[str],
     write: Write | None,
 ) -> int:
-    from dovetail.cli.files import (
-        File,
-        checked_file,
-        print_report,
-        print_violations,
-        print_warnings,
-        read_params,
-    )
+    from dovetail.cli.files import print_violations, print_warnings, read_params
     from dovetail.cli.session import Session, Shown
-    from dovetail.cli.target import target_settings
+    from dovetail.cli.target import load_file
     from dovetail.core.errors import InvalidParams
-    from dovetail.handlers.builtin import load_registry
     from dovetail.telemetry.logs import show_logs
-    from dovetail.wiring.embedded import definition_limits
 
-    settings = target_settings()
-    registry = load_registry(settings, handlers)
-    limits = definition_limits(settings)
-    file = File(path, limits)
-    checked = checked_file(file, limits, registry)
-    print_report(file, checked)
+    settings, registry, limits, checked = load_file(path, handlers)
     if checked.workflow is None:
         return INVALID
     params = read_params(checked.workflow.params, pairs, params_path, limits)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dovetail.cli.options import AsJson, Detach, Handlers, Run, declarations, on_target
+from dovetail.cli.options import AsJson, Detach, Handlers, Run, declarations, on_target, run_or
 from dovetail.cli.output import InvalidInput, document_if, print_answer, print_reply
 from dovetail.cli.summary import (
     resume_hint,
@@ -55,13 +55,7 @@ def watch(run: Run = None, as_json: AsJson = False) -> int:
 @app.command()
 @on_target
 def retry(
-    run: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="RUN",
-            help="A run's id or its first digits; without it the newest that did not complete.",
-        ),
-    ] = None,
+    run: Annotated[str | None, run_or("the newest that did not complete")] = None,
     from_node: Annotated[
         str | None,
         typer.Option(
@@ -169,13 +163,7 @@ async def _run_to_retry(commands: EngineApi, given: str | None, from_node: str |
 @app.command()
 @on_target
 def resume(
-    run: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="RUN",
-            help="A run's id or its first digits; without it every interrupted run.",
-        ),
-    ] = None,
+    run: Annotated[str | None, run_or("every interrupted run")] = None,
     handlers: Handlers = None,
     detach: Detach = False,
     as_json: AsJson = False,
@@ -208,13 +196,7 @@ def resume(
 @app.command()
 @on_target
 def cancel(
-    run: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="RUN",
-            help="A run's id or its first digits; without it the newest unfinished one.",
-        ),
-    ] = None,
+    run: Annotated[str | None, run_or("the newest unfinished one")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Cancel what has not finished, whichever process drives it."""
