@@ -18,7 +18,7 @@ import pytest
 
 from dovetail.cli.text import bare
 from dovetail.documents import PIPELINE
-from dovetail.documents.commands.document_runs import DocumentCounts, trouble_of
+from dovetail.documents.commands.process import DocumentCounts, trouble_of
 from dovetail.documents.metrics import begin
 from dovetail.documents.reviews import open_reviews
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.cli.batching import MAX_PROBLEMS, Items
-from dovetail.cli.failures import InvalidInput
+from dovetail.cli.output import InvalidInput
 from dovetail.cli.run_pool import BatchCounts
 from dovetail.cli.text import bare
 from dovetail.core.definition.validation import DefinitionLimits

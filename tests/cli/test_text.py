@@ -164,7 +164,7 @@ def test_the_table_of_documents_fits(width: int) -> None:
         "confidence": 0.93,
     }
     row = document_row("a-rather-long-name-of-a-scanned-document.pdf", found, "pending")
-    head, line = table([HEAD, row], width)
+    head, line = table([[(name, "dim") for name in HEAD], row], width)
     assert cells(bare(line)) <= width
     assert "CONFIDENCE" in bare(head)
     for kept in ("2026-11-18", "0.93", "pending"):

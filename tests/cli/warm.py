@@ -87,6 +87,8 @@ def load() -> None:
     for module in pkgutil.walk_packages(package.__path__, "dovetail.cli."):
         import_module(module.name)
     for name in (
+        "dovetail.api.app",
+        "dovetail.api.server",
         "dovetail.client.arguments",
         "dovetail.wiring.embedded",
         "dovetail.handlers.builtin",

@@ -311,8 +311,7 @@ def test_a_process_that_died_before_recording_the_file_still_finds_and_removes_i
 
     with monkeypatch.context() as patch:
         # After the old file went, before the review of the new one was written.
-        patch.setattr(reviews_sqlite, "_row", die)
-        patch.setattr(reviews_postgres, "_row", die)
+        patch.setattr("dovetail.documents.reviews._row_of", die)
         with pytest.raises(RuntimeError, match="dies"):
             process(reviews.out, date="2026-04-01")
     (review,) = reviews.list()

@@ -23,7 +23,7 @@ from dovetail.api.app import create_app
 from dovetail.api.operations import ThisProcess
 from dovetail.api.service import ApiService
 from dovetail.cli.app import app
-from dovetail.cli.failures import exit_code_of
+from dovetail.cli.output import exit_code_of
 from dovetail.core.errors import BrokenRun, StoreError
 from dovetail.core.states import RunStatus
 from dovetail.engine.commands import Commands

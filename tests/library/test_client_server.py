@@ -32,8 +32,7 @@ from dovetail import (
 )
 from dovetail.cli.board import Board
 from dovetail.client import connection
-from dovetail.client.connection import ServerUnreachable
-from dovetail.client.errors import AccessDenied, NoDovetail, ServerError
+from dovetail.client.connection import AccessDenied, NoDovetail, ServerError, ServerUnreachable
 from dovetail.client.server import RemoteEngine
 from dovetail.engine.api import EngineApi, ServedEngine
 from dovetail.engine.commands import Commands

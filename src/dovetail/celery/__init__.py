@@ -5,36 +5,7 @@ transport (`transports/celery`) instead, each node is a task, and a lost worker 
 not the whole DAG.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-PACKAGES = {
-    "celery": ("celery", "kombu", "billiard", "vine", "amqp"),
-    "redis": ("redis", "hiredis"),
-    "postgres": ("asyncpg",),
-    "documents": ("lxml", "pyarrow", "pypdfium2"),
-}
-"""The packages of each extra."""
-
-
-@contextmanager
-def imports_of(module: str, extra: str) -> Iterator[None]:
-    """Wraps the imports of a module; raises a `ModuleNotFoundError` that names the extra."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if not any(missing in packages for packages in PACKAGES.values()):
-            raise  # another mistake, which an extra would not fix
-        raise ModuleNotFoundError(
-            f"{module} needs '{missing}', which is not installed: pip install 'dovetail[{extra}]'",
-            name=error.name,
-        ) from None
-
-
-with imports_of("dovetail.celery", "celery"):
+try:
     from dovetail.celery.dag_registry import DagRefused, register_dag, register_handlers
     from dovetail.celery.task import (
         DagGroup,
@@ -46,6 +17,15 @@ with imports_of("dovetail.celery", "celery"):
         run_dag,
         run_dag_group,
     )
+except ModuleNotFoundError as error:
+    missing = (error.name or "").partition(".")[0]
+    if missing not in ("celery", "kombu", "billiard", "vine", "amqp", "redis", "hiredis"):
+        raise  # another mistake, which the extra would not fix
+    raise ModuleNotFoundError(
+        f"dovetail.celery needs '{missing}', which is not installed: "
+        "pip install 'dovetail[celery]'",
+        name=error.name,
+    ) from None
 
 __all__ = [
     "DagGroup",

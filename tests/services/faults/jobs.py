@@ -10,11 +10,14 @@ import os
 import signal
 import sys
 
-from dovetail.cli import app, backend, main
+from dovetail.api import app as api_app
+from dovetail.api import operations, server
+from dovetail.cli import app, main
+from dovetail.cli import services as cli_services
 from dovetail.cli.commands import services
 from dovetail.wiring import distributed
 
-PRELOADED = [app, backend, distributed, services]
+PRELOADED = [api_app, app, cli_services, distributed, operations, server, services]
 
 
 def dovetail(folder: str, args: list[str], env: dict[str, str]) -> None:
