@@ -456,7 +456,7 @@ async def test_a_connection_that_is_closed_before_its_request_is_read_does_no_ha
             assert (await reader.readuntil(b"hello")).startswith(b"HTTP/1.1 200")
 
 
-async def test_all_waiting_connections_are_accepted_when_the_loop_has_accepted_one() -> None:
+async def test_waiting_connections_are_accepted_when_the_loop_has_accepted_one() -> None:
     made: list[asyncio.Protocol] = []
 
     def protocol(**given: Any) -> Any:

@@ -34,6 +34,8 @@ from dovetail.core.errors import DovetailError
 LAST_REQUESTS_SECONDS = 1
 """What is being answered when the server stops gets this long."""
 BACKLOG = 1024
+ACCEPTED_EACH_TURN = 128
+"""Without a limit the loop would do nothing else for as long as clients keep connecting."""
 SWITCH_SECONDS = 0.0001
 """A thread that validates a large body hands the interpreter back after this, not after Python's
 5 ms. The event loop asks for it again after each piece that it reads: with 1 ms, 150 pieces of
@@ -154,7 +156,7 @@ async def serve(
 
 
 class Arrivals:
-    """Accepts all connections that wait, whenever the event loop has accepted one of them.
+    """Accepts the connections that wait, whenever the event loop has accepted one of them.
 
     uvloop accepts one connection in each turn. A question about health would wait for as many
     turns as there are connections before it.
@@ -175,7 +177,7 @@ class Arrivals:
     def _accept_others(self, made: Callable[[], HttpConnection]) -> None:
         loop = asyncio.get_running_loop()
         for one in self._listening:
-            for _ in range(BACKLOG):
+            for _ in range(ACCEPTED_EACH_TURN):
                 try:
                     accepted, _address = one.accept()
                 except OSError:  # none waits; or too many files are open, as the loop will report
