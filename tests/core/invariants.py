@@ -83,9 +83,7 @@ def _is_allowed(run: RunState, index: int) -> bool:
     return own and spec.allow_failure
 
 
-def _expected_status(
-    run: RunState, statuses: list[NodeStatus], failures: list[int]
-) -> RunStatus:
+def _expected_status(run: RunState, statuses: list[NodeStatus], failures: list[int]) -> RunStatus:
     if failures and (run.graph.fail_fast or not run.unfinished):
         return RunStatus.FAILED
     if run.unfinished:

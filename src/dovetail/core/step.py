@@ -79,7 +79,6 @@ from dovetail.core.transitions import (
     Wake,
 )
 
-
 MAX_NAMED = 10
 """The nodes that a refused retry names."""
 
@@ -395,10 +394,10 @@ def _completed(run: RunState) -> str:
     allowed = [spec.id for spec in specs if is_allowed_failure(run, spec.index)]
     if not allowed:
         return f"run {run.id} is COMPLETED: name the node to rerun it from"
-    more = ", …" if len(allowed) > MAX_NAMED else ""
+    names = ", ".join([*allowed[:MAX_NAMED], *["…"] * (len(allowed) > MAX_NAMED)])
     return (
-        f"run {run.id} is COMPLETED, with allowed failures ({', '.join(allowed[:MAX_NAMED])}{more}): "
-        "name the node to rerun it from, as `from`"
+        f"run {run.id} is COMPLETED with allowed failures ({names}): "
+        "name the node to rerun it from with `from`"
     )
 
 

@@ -18,6 +18,7 @@ from dovetail.cli.options import AsJson, Run, declarations, on_target
 from dovetail.cli.output import json_text, print_json
 from dovetail.cli.summary import (
     INTERRUPTED,
+    allowed_failures,
     causes,
     command,
     error_words,
@@ -199,7 +200,7 @@ async def _shown(commands: EngineApi, snapshot: RunDetail) -> AsyncIterator[Line
     for line in _rows(board, now):
         yield line
     if run["status"] == RunStatus.COMPLETED:
-        for line in result_lines(run["result"]):
+        for line in (*result_lines(run["result"]), *allowed_failures(run)):
             yield line
     elif run["status"] == RunStatus.FAILED:
         for line in causes(run):

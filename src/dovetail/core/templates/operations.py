@@ -24,7 +24,7 @@ from dovetail.core.errors import MissingValue, TemplateError, TooLarge, shown
 from dovetail.core.values import MAX_INT, MIN_INT
 
 WITHOUT_OUTPUT = frozenset({"SKIPPED", "FAILED"})
-"""The statuses of an ancestor that has no output. A failed one is read if its failure is allowed."""
+"""The statuses of an ancestor that has no output. A FAILED one was allowed to fail."""
 
 # Prices, in units of about two nanoseconds. One rendering has WORK units for each character that
 # its result may have: at the usual limit of 1 MiB that is an eighth of a second.
