@@ -249,6 +249,43 @@ async def test_a_run_is_rebuilt_from_its_log_and_has_the_same_end(scene: Scene) 
     assert await scene.commands.verify(run_id) == []
 
 
+ALLOWED: dict[str, Any] = {
+    "a": {"handler": "input", "allow_failure": True},
+    "b": "input",
+    "c": {"handler": "input", "after": ["a", "b"]},
+    "d": {"handler": "input", "after": ["a"], "condition": "{{ a.status == 'FAILED' }}"},
+}
+
+
+async def test_an_allowed_failure_is_counted_again_when_its_run_is_rebuilt(scene: Scene) -> None:
+    run_id = await scene.begin(ALLOWED)
+    await scene.start(run_id, "a", "b")
+    await scene.fail(run_id, "a", permanent=True)
+    assert await scene.commands.damage(run_id) == []
+    assert await scene.commands.verify(run_id) == []
+    before = (await scene.hot.load(run_id)).snapshot()
+    await scene.call("DEL", keys_of(run_id)[2])
+    assert await scene.commands.damage(run_id)
+    assert (await scene.commands.repair(run_id))["repaired"]
+    after = (await scene.hot.load(run_id)).snapshot()
+    assert (after["failed"], after["nodes"][2]) == (0, before["nodes"][2])
+    ended = await scene.finish(run_id)
+    assert ended.status is RunStatus.COMPLETED
+    assert [node.status for node in ended.nodes] == ["FAILED", *["COMPLETED"] * 3]
+    assert await scene.commands.verify(run_id) == []
+
+
+async def test_a_damaged_run_that_is_cancelled_does_not_count_an_allowed_failure(
+    scene: Scene,
+) -> None:
+    run_id = await scene.begin(ALLOWED)
+    await scene.start(run_id, "a")
+    await scene.fail(run_id, "a", permanent=True)
+    await scene.call("HSET", keys_of(run_id)[0], "epoch", "x")
+    run = await scene.commands.cancel(run_id)
+    assert (run.status, run.failed) == (RunStatus.CANCELLED, 0)
+
+
 async def test_a_start_that_survived_stays_with_its_worker(scene: Scene) -> None:
     run_id = await scene.begin()
     await scene.do(run_id, "a")

@@ -356,6 +356,7 @@ _MESSAGES: dict[str, Say] = {
     "string_type": _must_be("text"),
     "int_type": _must_be("a whole number"),
     "float_type": _must_be("a number"),
+    "bool_type": _must_be("true or false"),
     "list_type": _must_be("a list"),
     "dict_type": _must_be("a mapping"),
     "model_type": _must_be("a mapping"),
