@@ -297,8 +297,8 @@ def feed_children(run: RunState, index: int) -> list[int]:
     for child in run.graph.nodes[index].children:
         node = run.nodes[child]
         if node.status is PENDING:
-            node.fed = True
             node.waiting -= 1
+            node.fed = True
             if not node.waiting:
                 ready.append(child)
     return ready
