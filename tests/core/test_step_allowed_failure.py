@@ -126,6 +126,14 @@ class TestOtherFailures:
         assert (walk.status, walk.state.failed) == ("FAILED", 3)
         assert walk["a"].reason == "dependency_failed"
 
+    def test_a_cancel_counts_a_node_that_failed_along_with_its_parent(self) -> None:
+        walk = Walk({"x": [], "a": ["x"], "own": [], "y": []}, a=ALLOWED, own=ALLOWED)
+        walk.start("y")
+        walk.break_("own")
+        walk.break_("x")
+        walk.cancel()
+        assert (walk.status, walk.state.failed) == ("FAILED", 2)
+
     def test_under_continue_it_is_skipped_below_another_failure(self) -> None:
         walk = Walk({"x": [], "a": ["x"], "b": ["a"]}, on_failure="continue", a=ALLOWED)
         walk.break_("x")
