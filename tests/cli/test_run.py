@@ -58,6 +58,38 @@ def test_a_completed_run_ends_with_its_result_and_exit_code_0(shell: Shell) -> N
     ]
 
 
+ALLOWED = """
+name: allowed
+nodes:
+  - {id: fetch, handler: fail, allow_failure: true, config: {message: "no answer"}}
+  - {id: report, handler: output, dependencies: [fetch]}
+"""
+
+
+def test_an_allowed_failure_is_shown_and_the_exit_code_is_0(shell: Shell) -> None:
+    shell.write("flow.yaml", ALLOWED)
+    done = shell("run", "flow.yaml")
+    assert done.code == 0
+    lines = without_times(done.out).splitlines()
+    assert [line for line in lines if line.startswith("✗ fetch")]
+    assert lines[-2:] == ["COMPLETED RUN in 0.0s", "1 failure was allowed: fetch"]
+    shown = shell("runs", "show")
+    assert "COMPLETED" in shown.out
+    assert "1 failure was allowed: fetch" in shown.out
+    again = shell("runs", "retry", done.out.splitlines()[-2].split()[1])
+    assert again.code == 1
+    assert "COMPLETED with allowed failures (fetch): name the node" in again.err
+
+
+def test_several_allowed_failures_are_named_in_one_line(shell: Shell) -> None:
+    shell.write(
+        "flow.yaml", ALLOWED.replace("handler: output", "handler: fail, allow_failure: true")
+    )
+    done = shell("run", "flow.yaml")
+    assert done.code == 0
+    assert done.out.endswith("2 failures were allowed: fetch, report\n")
+
+
 def test_a_failed_run_ends_with_the_cause_and_the_next_command_and_exit_code_1(
     shell: Shell,
 ) -> None:

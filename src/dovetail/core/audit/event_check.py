@@ -39,6 +39,8 @@ from dovetail.core.effects import (
     QUEUED,
     RUNNING,
     Undecided,
+    count_failures,
+    is_done,
     resolve,
 )
 from dovetail.core.errors import TemplateError
@@ -146,8 +148,8 @@ def inconsistencies(run: RunState) -> list[str]:
     for spec, node in zip(specs, nodes, strict=True):
         if node.status is not PENDING:
             continue
-        parents = [nodes[index].status for index in spec.parents]
-        waits = sum(status not in (COMPLETED, NodeStatus.SKIPPED) for status in parents)
+        parents = [nodes[i].status for i in spec.parents if not is_done(run, i)]
+        waits = sum(status is not NodeStatus.SKIPPED for status in parents)
         if node.waiting != waits:
             found.append(
                 f"node '{spec.id}' waits for {node.waiting} more of its parents; "
@@ -253,7 +255,7 @@ class _EventReplay:
             self._wake(event, node)
         transition = _TRANSITIONS[event.type](self, event)
         decision = step(run, transition, event.time, next(self._nonces))
-        if decision.changed and isinstance(transition, Complete | Recall):
+        if decision.changed and isinstance(transition, Complete | Recall | Fail | Reap):
             self._leave(run.graph.nodes[run.graph.index[transition.node]].children)
         elif type(transition) is Retry:
             self._undecided.clear()
@@ -387,6 +389,9 @@ class _OneByOne(list[int]):
 
     def append(self, index: int) -> None:
         self.then.append(index)
+
+    def extend(self, indices: Iterable[int]) -> None:
+        self.then.extend(indices)
 
 
 class _ImpossibleEvent(Exception):
@@ -524,7 +529,7 @@ def _compare_counts(
     active = sum(node.status is RUNNING or node.phase is PUBLISHED for node in kept.nodes)
     counts = {
         "unfinished": sum(status not in FINISHED for status in statuses),
-        "failed": statuses.count(FAILED),
+        "failed": count_failures(kept),
         "cancelled": statuses.count(NodeStatus.CANCELLED),
         "active": active,
     }

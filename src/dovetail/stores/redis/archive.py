@@ -433,7 +433,8 @@ def _as_started(place: int, fields: list[str], lease_until: float, now: float) -
 def _counts(nodes: dict[int, list[str]], graph: Graph) -> dict[int, int]:
     """Of each node that waits, its parents that are settled."""
     states = [nodes[i][STATE] if i in nodes else "W" for i in range(len(graph.nodes))]
-    worth = {"C": UNIT + 1, "S": UNIT}
+    # A failed parent of a node that still waits: its failure is allowed.
+    worth = {"C": UNIT + 1, "F": UNIT + 1, "S": UNIT}
     counts = {
         place: sum(worth.get(states[parent], 0) for parent in spec.parents)
         for place, spec in enumerate(graph.nodes)

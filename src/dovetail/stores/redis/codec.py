@@ -132,6 +132,9 @@ class GraphShape:
         ]
         self._conditional = conditional
         self._whole: bytes | None = None
+        flags = "".join("1" if spec.allow_failure else "0" for spec in graph.nodes)
+        self.allowed = flags if "1" in flags else ""
+        """A digit for each node, 1 if its failure is allowed; empty if that is so of no node."""
         self.children_text = [
             "?"
             if any(conditional[child] for child in spec.children)

@@ -27,7 +27,7 @@ rules.fail = function(move)
   nd.aa, nd.an = nd.ta, nd.n
   run.active = run.active - 1
   if final then
-    fail_node(move.i, move.error)
+    queue_ready(fail_node(move.i, move.error))
   else
     local wait = string.format('%.17g', delay(move, number))
     set_end(move.i, nil, nil, move.error)
@@ -38,6 +38,6 @@ rules.fail = function(move)
     nd.s, nd.p = 'Q', 'B'
     nd.u = string.format('%.17g', tonumber(now) + tonumber(wait))
     out.wake[#out.wake + 1] = {nd.u, move.i, nd.e, nd.ta, nd.n}
+    fill_slots_and_finish()
   end
-  fill_slots_and_finish()
 end
