@@ -276,12 +276,19 @@ local function pending_below(i)
   return list
 end
 
+-- The data of the event of a failed attempt, without its last brace. Only the event keeps the
+-- traceback.
+local function failure_data(err, traceback)
+  if traceback == nil then return '{"error":' .. err end
+  return '{"error":' .. err .. ',"traceback":' .. traceback
+end
+
 -- Needs the graph: a rule asks for it before it changes anything.
-local function fail_node(i, err, reason)
+local function fail_node(i, err, reason, traceback)
   set_end(i, reason or '', nil, err)
   finish(i, 'F')
   run.failed = run.failed + 1
-  local data = '{"error":' .. err
+  local data = failure_data(err, traceback)
   if reason ~= nil then data = data .. ',"reason":"' .. reason .. '"' end
   record_change(i, 'node.failed', data .. '}')
   if run.status ~= 'RUNNING' then return end
