@@ -251,6 +251,7 @@ class TestLog:
     async def test_a_worker_logs_each_failed_attempt_once_with_its_traceback(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
+        caplog.set_level(logging.WARNING, logger="dovetail.attempts")
         async with engine(shaky) as it:
             run = await it.run({"a": {"handler": "shaky", **AGAIN}})
         records = [one for one in caplog.records if one.name == "dovetail.attempts"]

@@ -128,7 +128,7 @@ async def test_a_restored_run_has_its_attempts(
     await world.orchestrator.apply([Fail(run_id, "a", token, TRACED)])
     await world.archiver.archive_what_moved()
     await lose_everything(world)
-    await world.restorer.restore_lost()
+    assert await world.restorer.restore() == 1
     assert (await world.load(run_id)).node("a").error == SMALL
     async with commanding(Settings(redis_url=redis_url, database_url=postgres_url)) as commands:
         detail = await commands.node_detail(run_id, "a")
