@@ -90,6 +90,8 @@ MAX_BATCHES_PER_PAGE = 100
 """In a page: each is counted."""
 MAX_AUDITED_EVENTS = 2_000
 """Events of a run that are read to explain it; `verify` reads all of them."""
+LOG_SECONDS = 10.0
+"""To read the log of a run up to an event that was there."""
 MAX_TRIES = 3
 """To cancel or retry a run in a store that does not keep the change."""
 _AGAIN = (RunStatus.FAILED, RunStatus.CANCELLED)
@@ -375,9 +377,12 @@ class Commands:
             why = next(
                 ({f: one[f] for f in fields} for one in explained if one["id"] == node), None
             )
-        events = [
-            event async for event in self._log_up_to(run_id, seq) if is_about_attempts(event, node)
-        ]
+        log = self._log_up_to(run_id, seq)
+        try:
+            async with asyncio.timeout(LOG_SECONDS):
+                events = [event async for event in log if is_about_attempts(event, node)]
+        except TimeoutError:  # the store has lost the end of the log since
+            raise StoreError(f"run {run_id}: its log ends before event {seq}") from None
         return detail.view(events, why)
 
     async def events(
