@@ -101,7 +101,7 @@ def test_a_failed_run_ends_with_the_cause_and_the_next_command_and_exit_code_1(
         "✗ save_parquet   0.0s  3 attempts",
         "– create_review  skipped: save_parquet failed",
         "FAILED RUN in 0.0s",
-        "  save_parquet: PermissionError: out/ is not writable   (mine.py:15)",
+        "  save_parquet: PermissionError: out/ is not writable   (mine.py:15 in broken)",
         "fix it, then:  dovetail runs retry RUN --handlers mine.py      reruns 2, reuses 1",
     ]
     assert "◌ save_parquet   retry 2 in 0.0s: PermissionError: out/ is not writable" in lines
@@ -261,7 +261,7 @@ def test_text_from_handlers_and_definitions_cannot_control_the_terminal(shell: S
     )
     done = shell("run", "flow.yaml", "--handlers", "mine.py")
     words = r"\x1b[31mred\x1b[0m \x1b]0;title\x07 [bold]x[/bold] \u202e \r\x9b2J"
-    assert f"  bad: PermanentError: {words}   (mine.py:26)\n    second line\n" in done.out
+    assert f"  bad: PermanentError: {words}   (mine.py:26 in says)\n    second line\n" in done.out
     shell.write(
         "fine.yaml", f'name: f\nnodes: [{{id: good, handler: gives, config: {{text: "{nasty}"}}}}]'
     )

@@ -236,4 +236,6 @@ def output_of(run: RunState, name: str) -> dict[str, Any]:
 
 
 def error_of(name: str) -> dict[str, Any]:
-    return {"type": "ValueError", "message": f"{name} is broken"}
+    """As a worker reports it: with a traceback, which only the event of the attempt keeps."""
+    error = {"type": "ValueError", "message": f"{name} is broken", "where": "mine.py:3 in f"}
+    return error | {"traceback": f'Traceback\n  "{name}" \x00 é\nValueError: {name} is broken'}

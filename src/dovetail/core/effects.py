@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from typing import Any
 
 from dovetail.core.errors import TemplateError
-from dovetail.core.events import Event, Token
+from dovetail.core.events import TRACEBACK, Event, Token
 from dovetail.core.run import NodeState, Phase, RunState, encoded_size
 from dovetail.core.states import FINAL, NodeStatus, Reason, RunStatus
 from dovetail.core.text import died_during
@@ -246,6 +246,17 @@ def first_error(run: RunState) -> dict[str, Any] | None:
     return None
 
 
+def failure_data(error: dict[str, Any]) -> dict[str, Any]:
+    """The data of the event of a failed attempt: its error, and the traceback beside it.
+
+    Only the event keeps the traceback. The errors of nodes and runs are read often, and stay small.
+    """
+    if TRACEBACK not in error:
+        return {"error": error}
+    small = {name: value for name, value in error.items() if name != TRACEBACK}
+    return {"error": small, TRACEBACK: error[TRACEBACK]}
+
+
 def fail_node(
     run: RunState, index: int, error: dict[str, Any], out: Decision, now: float
 ) -> list[int]:
@@ -256,10 +267,10 @@ def fail_node(
     graph, nodes = run.graph, run.nodes
     node, node_id = nodes[index], graph.nodes[index].id
     is_allowed = graph.nodes[index].allow_failure
-    node.error = error
+    data = failure_data(error)
+    node.error = error = data["error"]
     finish(run, node, FAILED, now)
     run.failed += not is_allowed
-    data: dict[str, Any] = {"error": error}
     if node.reason is not None:
         data["reason"] = node.reason
     record_change(run, index, out, now, "node.failed", data)

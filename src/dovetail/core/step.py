@@ -37,6 +37,7 @@ from dovetail.core.effects import (
     count_failures,
     count_parents,
     fail_node,
+    failure_data,
     fence,
     fill_slots_and_finish,
     finish,
@@ -228,8 +229,9 @@ def fail(run: RunState, transition: Fail, now: float, nonce: int) -> Decision:
             after=transition.after,
             at_least=transition.at_least,
         )
-        node.error = transition.error
-        data = {"error": transition.error, "delay": wait, "retry": retry_number}
+        data = failure_data(transition.error)
+        node.error = data["error"]
+        data |= {"delay": wait, "retry": retry_number}
         record_change(run, index, out, now, "node.retrying", data)
         release_lease(node)
         fence(node, nonce)

@@ -368,7 +368,9 @@ class RegistryCalls:
             described = describe(problem, self._redactor.redact_shown)
             message = f"node '{task.node_id}': its config could not be checked: "
             message += f"{described['type']}: {described['message']}"
-            raise PermanentError(message, type="invalid_config") from None
+            refusal = PermanentError(message, type="invalid_config")
+            refusal.details = {n: described[n] for n in ("where", "traceback") if n in described}
+            raise refusal from None
         reads = None if task.cache is None else self._reads(task, handler)
         context = (Context if reads is None else TrackedContext)(
             run_id=task.run_id,
@@ -512,7 +514,7 @@ class HandlerCall:
             message = (
                 f"the handler's output cannot be read: {described['type']}: {described['message']}"
             )
-            raise PermanentError(message, type="invalid_output") from None
+            raise PermanentError(message, type="invalid_output") from problem
         if self._as_text:
             return orjson.Fragment(text)
         try:

@@ -37,7 +37,7 @@ from dovetail.stores.records import (
 from dovetail.stores.redis.archive import UNARCHIVED
 from dovetail.stores.redis.limits import RedisLimits
 from dovetail.stores.redis.records import RedisRecords
-from dovetail.stores.redis.store import RedisStore, keys_of
+from dovetail.stores.redis.store import WATCH_PAGE, RedisStore, keys_of
 
 RUN_POLL_SECONDS = 0.5
 """How often the archive is looked at for a run that will be back in Redis."""
@@ -59,8 +59,8 @@ class RunArchive(Protocol):
         """Those of a run that `load` gave. Raises `StoreError`."""
         ...
 
-    async def log(self, run_id: str, after: int) -> list[Event]:
-        """As far as it is archived."""
+    async def log(self, run_id: str, after: int, limit: int) -> list[Event]:
+        """As far as it is archived; no more than `limit` events."""
         ...
 
     async def bring_back(self, run_id: str) -> None:
@@ -217,9 +217,10 @@ class TieredRuns:
                 if self._archive is None:
                     raise
             finished = (await self._archive.load(run_id, outputs=False)).finished
-            for event in await self._archive.log(run_id, after):
-                yield event
-                after = event.seq
+            while page := await self._archive.log(run_id, after, WATCH_PAGE):
+                for event in page:
+                    yield event
+                    after = event.seq
             if finished:
                 return
             await asyncio.sleep(RUN_POLL_SECONDS)
@@ -512,6 +513,6 @@ class ArchivedRuns:
         kept = (await self._archive.kept([run_id])).get(run_id)
         return kept is not None and kept.generation > 0
 
-    async def log(self, run_id: str, after: int) -> list[Event]:
-        events = await self._archive.log(run_id, after)
+    async def log(self, run_id: str, after: int, limit: int) -> list[Event]:
+        events = await self._archive.log(run_id, after, limit)
         return [event for seq, event in enumerate(events, after + 1) if event.seq == seq]

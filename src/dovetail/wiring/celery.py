@@ -33,6 +33,7 @@ from celery.exceptions import SoftTimeLimitExceeded  # type: ignore[import-untyp
 from celery.worker import state as celery_state  # type: ignore[import-untyped]
 
 from dovetail.config import Settings, env_name, load_settings
+from dovetail.core.effects import failure_data
 from dovetail.core.errors import DovetailError, StoreError
 from dovetail.core.redaction import Redactor
 from dovetail.core.states import NodeStatus
@@ -426,7 +427,7 @@ class TaskRunner:
             return {"stopped": True}
         if isinstance(result, Complete):
             return {"success": True}
-        return {"success": False, "error": result.error}
+        return {"success": False, "error": failure_data(result.error)["error"]}
 
     def _claimed(self, task: Task) -> Task | None:
         """The start, if it is ours now."""

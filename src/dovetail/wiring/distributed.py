@@ -692,6 +692,7 @@ async def commanding(
             rates=SharedRates(buckets(settings), records),
             max_crashes=settings.max_crashes,
             digest=stored_definition,
+            max_config_bytes=settings.max_config_bytes,
             drives=False,
             why_not_here=DRIVEN_BY_ORCHESTRATORS,
             learn_handlers=handlers.learn,

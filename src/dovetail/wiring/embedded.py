@@ -276,6 +276,7 @@ def _commands(
         rates=rates,
         max_crashes=settings.max_crashes,
         digest=stored_definition,
+        max_config_bytes=settings.max_config_bytes,
         drives=False,
         check_writable=store.check_writable,
         lost=store.lost,

@@ -28,7 +28,7 @@ from heapq import heapify
 from itertools import count
 from typing import Any
 
-from dovetail.core.audit.journal_check import compare, same_but_for_words
+from dovetail.core.audit.journal_check import compare, reported_error, same_but_for_words
 from dovetail.core.dag import Graph, NodeSpec
 from dovetail.core.effects import (
     COMPLETED,
@@ -438,9 +438,11 @@ _TRANSITIONS: dict[str, _Maker] = {
     "node.started": lambda s, e: Claim(*s.subject(e), _data(e)["worker"], _EXPIRED),
     "node.completed": lambda s, e: Complete(*s.subject(e), s.output(e)),
     "node.cached": lambda s, e: Recall(*s.subject(e), s.output(e)),
-    "node.retrying": lambda s, e: Fail(*s.subject(e), _data(e)["error"], after=_data(e)["delay"]),
+    "node.retrying": lambda s, e: Fail(
+        *s.subject(e), reported_error(_data(e)), after=_data(e)["delay"]
+    ),
     "node.failed": lambda s, e: Fail(
-        *s.subject(e), _data(e)["error"], permanent=True, unrendered=s.is_published(e)
+        *s.subject(e), reported_error(_data(e)), permanent=True, unrendered=s.is_published(e)
     ),
     "node.lost": lambda s, e: Reap(*s.subject(e), s.crashes_allowed(e)),
     "node.parked": lambda s, e: Park(*s.subject(e), _data(e)["until"]),

@@ -140,14 +140,14 @@ class PostgresArchive:
             raise StoreError(f"run {run.id}: its outputs are not those of epoch {run.epoch} now")
         return [found[place] for place in places]
 
-    async def log(self, run_id: str, after: int = 0) -> list[Event]:
+    async def log(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Event]:
         """Its events as far as they are archived. Raises `NotFound`."""
         row = await self._pool.row("definition_of_run", run_id)
         if row is None:
             raise no_run(run_id, self._pool.where)
         number, definition, retries, content = row
         graph = self._definitions.graph(definition, retries, lambda: content)
-        rows = await self._pool.rows("read_events", number, after, None)
+        rows = await self._pool.rows("read_events", number, after, limit)
         return [event_of(text, seq, graph) for seq, text in rows]
 
     def submission(self, snapshot: RunSnapshot) -> Submit:

@@ -128,6 +128,8 @@ HOT = ("submit", "complete_many")
 PARTS = ("meta", "nodes", "deps", "out", "ends", "events", "held")
 POLL_SECONDS = 0.02
 LONGEST_POLL_SECONDS = 0.2
+WATCH_PAGE = 500
+"""Events that are read at once: one with a traceback may have 32 KiB."""
 BATCH_SIZE = 64
 """Runs that are made in one go."""
 LISTED_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
@@ -601,14 +603,14 @@ class RedisStore:
         pause = POLL_SECONDS
         while True:
             finished = await self._is_finished(run_id)
-            texts = await self._redis.call("LRANGE", events, after, -1)
+            texts = await self._redis.call("LRANGE", events, after, after + WATCH_PAGE - 1)
             for text in texts:
                 after += 1
                 yield event_of(text, after, header.run.graph)
             if finished and not texts:
                 return
             pause = POLL_SECONDS if texts else min(pause * 1.5, LONGEST_POLL_SECONDS)
-            if not finished:
+            if not finished and len(texts) < WATCH_PAGE:
                 await asyncio.sleep(pause)
 
     async def scopes(self, orders: Mapping[str, Sequence[Dispatch]]) -> list[RedisTemplateScope]:

@@ -292,6 +292,13 @@ local function pending_below(i)
   return list
 end
 
+-- The data of the event of a failed attempt, without its last brace. Only the event keeps the
+-- traceback.
+local function failure_data(err, traceback)
+  if traceback == nil then return '{"error":' .. err end
+  return '{"error":' .. err .. ',"traceback":' .. traceback
+end
+
 -- {child, its parents, whether it has a condition} of each child of a node, from the graph.
 local function children_in_graph(i)
   local children = {}
@@ -339,11 +346,11 @@ end
 
 -- Needs the graph: a rule asks for it before it changes anything. Returns the children that are
 -- ready because the failure is allowed, and whether one of them has a condition.
-local function fail_node(i, err, reason)
+local function fail_node(i, err, reason, traceback)
   set_end(i, reason or '', nil, err)
   finish(i, 'F')
   if not allows_failure(i) then run.failed = run.failed + 1 end
-  local data = '{"error":' .. err
+  local data = failure_data(err, traceback)
   if reason ~= nil then data = data .. ',"reason":"' .. reason .. '"' end
   record_change(i, 'node.failed', data .. '}')
   if run.status ~= 'RUNNING' then return {}, false end
