@@ -12,8 +12,8 @@ from dovetail.core.run import NodeState
 from dovetail.core.states import NodeStatus
 from dovetail.core.step import restore
 
-from .drawn import Deed, deeds, examples, graphs, limits
-from .test_walks import Stroll
+from .drawn import DrawnAction, deeds, examples, graphs, limits
+from .test_walks import CheckedRun
 from .walk import LEASE, Walk
 
 BROKEN = {"type": "ValueError", "message": "broken", "where": "mine.py:3 in f"}
@@ -212,11 +212,11 @@ def check(log: list[Event], graph: Graph, name: str, node: NodeState) -> None:
 @examples(300)
 @given(graphs(), deeds, limits)
 def test_the_attempts_agree_with_the_node_after_any_transitions(
-    graph: Graph, story: list[Deed], max_bytes: int | None
+    graph: Graph, story: list[DrawnAction], max_bytes: int | None
 ) -> None:
     log: list[Event] = []
 
-    class Logged(Stroll):
+    class Logged(CheckedRun):
         def apply(self, transition):  # type: ignore[no-untyped-def]
             decision = super().apply(transition)
             log.extend(decision.events)
