@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from dovetail.core.errors import BrokenRun, Conflict, NotFound, StoreError
 from dovetail.core.events import Event
+from dovetail.core.node_logs import StoredChunk
 from dovetail.core.outputs import OutputReference, ReadBudget
 from dovetail.core.run import RunState
 from dovetail.core.states import FINAL, RunStatus
@@ -22,13 +23,28 @@ from dovetail.engine.distributed.archiver import Archiver
 from dovetail.engine.distributed.restore import Restorer
 from dovetail.engine.distributed.triggers import PendingRun, TriggerService, making_seconds
 from dovetail.engine.idempotency import is_for_a_batch
-from dovetail.engine.ports import ALL_RUNS, Cached, Key, KeyUsed, RunQuery, Seen
+from dovetail.engine.ports import (
+    ALL_RUNS,
+    MAX_LOG_PAGE_BYTES,
+    Cached,
+    Key,
+    KeyUsed,
+    RunQuery,
+    Seen,
+)
 from dovetail.engine.views import timestamp, unread_run
 from dovetail.redis_client.pipelined import PipelinedRedis
 from dovetail.stores.postgres.archive import PostgresArchive, StoredOutput
 from dovetail.stores.postgres.pool import PostgresConnection, PostgresPool, statements
 from dovetail.stores.postgres.records import LARGEST_NUMBER, PostgresRecords
-from dovetail.stores.records import batch_view, list_position, page_size, summary_of, until_cut
+from dovetail.stores.records import (
+    batch_view,
+    list_position,
+    page_size,
+    summary_of,
+    until_cut,
+    with_lost_lines,
+)
 from dovetail.stores.redis.archive import UNARCHIVED
 from dovetail.stores.redis.limits import RedisLimits
 from dovetail.stores.redis.records import RedisRecords
@@ -348,6 +364,32 @@ class TieredRecords(PostgresRecords):
             return await self._hot.events(run_id, after, limit)
         except NotFound:
             return await super().events(run_id, after, limit)
+
+    async def logs(
+        self,
+        run_id: str,
+        after: int = 0,
+        *,
+        node: str | None = None,
+        epoch: int | None = None,
+        attempt: int | None = None,
+        item: int | None = None,
+        max_bytes: int = MAX_LOG_PAGE_BYTES,
+    ) -> list[StoredChunk]:
+        """From the archive as far as Redis may lack lines, and from there on from Redis."""
+        given: dict[str, Any] = {"node": node, "epoch": epoch, "attempt": attempt, "item": item}
+        try:
+            # First: what leaves Redis after this is in the archive already.
+            floor, lost, hot = await self._hot.log_reading(run_id, after, max_bytes, **given)
+        except NotFound:
+            return await super().logs(run_id, after, max_bytes=max_bytes, **given)
+        if after < floor:
+            with suppress(NotFound):  # not accepted there: a run of a time without an archive
+                archived = await super().logs(run_id, after, max_bytes=max_bytes, **given)
+                # By itself: the page may have been cut before it reached what Redis has.
+                if older := [one for one in archived if one.seq <= floor]:
+                    return older
+        return with_lost_lines(hot, run_id, after, lost)
 
     async def _live(self, run_ids: Sequence[str]) -> dict[str, _Live]:
         """Which of these runs Redis has, and their state."""
