@@ -372,7 +372,7 @@ SELECT seq, node, epoch, attempt, item, number, missing_lines, missing_bytes, co
     WHERE run = $1 AND seq + GREATEST(lines, 1) > $2 + 1 AND seq >= COALESCE(
       (SELECT MAX(seq) FROM dovetail.logs WHERE run = $1 AND seq <= $2 + 1), 0
     ) {conditions} ORDER BY seq LIMIT $4
-  ) some
+  ) chunks
 ) page WHERE together <= $3 OR nth = 1 ORDER BY seq;
 
 -- ── runs are read ───────────────────────────────────────────────────────────────────────

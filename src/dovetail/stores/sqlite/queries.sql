@@ -230,8 +230,8 @@ DELETE FROM logs WHERE run = (SELECT number FROM runs WHERE run_id = ?1)
 -- An attempt lacks ?7 lines by now. Those that are noted nowhere are missing before its first chunk
 -- from number ?6 on.
 UPDATE logs SET
-  missing_lines = missing_lines + MAX(0, ?7 - noted.missing_lines),
-  missing_bytes = missing_bytes + MAX(0, ?8 - noted.missing_bytes)
+  missing_lines = logs.missing_lines + MAX(0, ?7 - noted.missing_lines),
+  missing_bytes = logs.missing_bytes + MAX(0, ?8 - noted.missing_bytes)
 FROM (
   SELECT SUM(missing_lines) AS missing_lines, SUM(missing_bytes) AS missing_bytes,
     MIN(number) FILTER (WHERE number >= ?6) AS next
