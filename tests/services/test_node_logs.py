@@ -215,7 +215,8 @@ for kind in (QueueTaskSource, LocalTaskSource):
     kind.__init__ = remember
 
 async def h(config, ctx):
-    made[-1].log([LogChunk(ctx.run_id, "a", 1, ctx.attempt, 0, [LogLine(1.0, "INFO", "l", "here")])])
+    line = LogLine(1.0, "INFO", "l", "here")
+    made[-1].log([LogChunk(ctx.run_id, "a", 1, ctx.attempt, 0, [line])])
     await asyncio.sleep(0.3)
     print(ctx.run_id, flush=True)
     await asyncio.sleep(1000)
