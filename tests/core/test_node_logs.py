@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +18,9 @@ from dovetail.core.node_logs import (
     encode_lines,
     log_page,
 )
+
+CIRCLE: dict[str, Any] = {}
+CIRCLE["self"] = CIRCLE
 
 LINES = st.builds(
     LogLine,
@@ -130,6 +134,24 @@ def test_what_is_missing_is_said_where_it_is_missing() -> None:
 @given(st.lists(LINES))
 def test_lines_are_encoded_and_decoded(lines: list[LogLine]) -> None:
     assert decode_lines(encode_lines(lines)) == lines
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": 1 << 70},
+        {"t": "half \udc80"},
+        {"f": float("nan"), "t": "\udc80"},
+        {("a", 1): 1},
+        {"o": object(), "t": "\udc80"},
+        CIRCLE,
+    ],
+    ids=str,
+)
+def test_a_line_is_written_whatever_its_fields_are(fields: dict[str, Any]) -> None:
+    line = LogLine(1.0, "INFO", "l", "half \udc80", fields)
+    (found,) = decode_lines(encode_lines([line]))
+    assert found[:4] == (1.0, "INFO", "l", "half ?")
 
 
 def test_a_damaged_chunk_has_no_lines() -> None:

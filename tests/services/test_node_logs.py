@@ -23,6 +23,7 @@ from dovetail.core.transitions import Complete, Submit
 from dovetail.engine.ports import Records, Result
 from dovetail.redis_client.pipelined import PipelinedRedis
 from dovetail.redis_client.sync import SyncRedis, done
+from dovetail.stores.redis.archive import UNARCHIVED
 from dovetail.stores.redis.logs import LogAppender, log_keys_of
 from dovetail.stores.redis.records import RedisRecords
 from dovetail.stores.redis.store import RedisStore
@@ -30,7 +31,7 @@ from dovetail.transports.streams import reader as stream_inbox
 from dovetail.transports.streams.reader import LOG_SECONDS, RESULTS, StreamInbox
 from dovetail.transports.streams.sender import WORKERS, StreamReader
 from dovetail.wiring.celery import result_command
-from dovetail.wiring.distributed import commanding, orchestrate
+from dovetail.wiring.distributed import commanding, log_appender, orchestrate
 from dovetail.wiring.embedded import attached
 
 from ..servers.redis_server import RedisServer
@@ -140,6 +141,24 @@ async def test_lines_without_a_result_are_there_a_moment_later(end: End) -> None
     assert await lines_of(RedisRecords(end.pipe), end.run_id) == []
     await asyncio.sleep(4 * LOG_SECONDS)
     assert len(await lines_of(RedisRecords(end.pipe), end.run_id)) == 30
+
+
+async def test_lines_without_a_result_queue_their_run_for_the_archive(end: End) -> None:
+    """A node that runs for an hour, and logs: its lines shall survive a loss of Redis."""
+    appender = log_appender(Settings(database_url="postgresql://archive"), lambda: 1234.0)
+    end.inbox._log_commands = appender.commands
+    await end.sent(ten_lines(end.run_id))
+    assert await end.pipe.call("ZSCORE", UNARCHIVED, end.run_id) is None
+    end.inbox.log([ten_lines(end.run_id, 1)])
+    await asyncio.sleep(4 * LOG_SECONDS)
+    assert float(await end.pipe.call("ZSCORE", UNARCHIVED, end.run_id)) == 1234.0
+    assert len(await lines_of(RedisRecords(end.pipe), end.run_id)) == 20
+
+
+async def test_a_damaged_chunk_does_not_hide_the_others(end: End) -> None:
+    await end.sent(ten_lines(end.run_id), ten_lines(end.run_id, 1))
+    await end.pipe.call("HSET", log_keys_of(end.run_id)[0], "1", "9 0 0 5 {damaged")
+    assert len(await lines_of(RedisRecords(end.pipe), end.run_id)) == 10
 
 
 async def test_a_worker_that_closes_writes_its_last_lines(end: End) -> None:

@@ -177,12 +177,18 @@ def _size(count: int) -> str:
 
 
 def encode_lines(lines: Iterable[LogLine]) -> bytes:
-    """A JSON array: an array of time, level, logger, message and maybe fields for each line."""
-    rows = [line if line.fields else line[:4] for line in lines]
+    """A JSON array: an array of time, level, logger, message and maybe fields for each line.
+
+    It never fails: what cannot be written is left out, or replaced.
+    """
+    rows = [tuple(line if line.fields else line[:4]) for line in lines]
     try:
-        return orjson.dumps([tuple(row) for row in rows], default=str)
+        return orjson.dumps(rows, default=str)
     except TypeError:  # half of a surrogate pair, or a number of more than 64 bits
-        text = json.dumps(rows, default=str, ensure_ascii=False)
+        try:
+            text = json.dumps(rows, default=str, ensure_ascii=False, allow_nan=False)
+        except (TypeError, ValueError, RecursionError):
+            text = json.dumps([row[:4] for row in rows], default=str, ensure_ascii=False)
         return text.encode("utf-8", "replace")
 
 

@@ -72,12 +72,14 @@ class LogAppender:
         return found
 
     def commands_by_source(self, chunks: Iterable[LogChunk]) -> list[Command]:
-        """The same with the script itself, for a connection that does not look at the replies."""
-        script = source("logs_append")
-        return [
+        """The same with the script itself, for a connection that does not look at the replies. Runs
+        are always queued: such a connection sends lines one by one, with and without a result."""
+        script, by_run = source("logs_append"), self._arguments(chunks)
+        found: list[Command] = [
             ("EVAL", script, len(keys := _keys(run_id)), *keys, *args)
-            for run_id, args in self._arguments(chunks).items()
+            for run_id, args in by_run.items()
         ]
+        return found if self._queueing is None else [*found, self._queueing(by_run)]
 
     def _arguments(self, chunks: Iterable[LogChunk]) -> dict[str, list[Argument]]:
         by_run: dict[str, list[Argument]] = {}
@@ -158,9 +160,13 @@ class _Value(NamedTuple):
 
 
 def _read(run_id: str, value: bytes) -> _Value:
-    lines, missing_lines, missing_bytes, size, rest = value.split(b" ", 4)
-    head, content = rest[: int(size)], rest[int(size) :]
-    node, epoch, attempt, item, number, missing, bytes_, drops = orjson.loads(head)
+    """A damaged chunk has no lines, and does not hide the others."""
+    try:
+        lines, missing_lines, missing_bytes, size, rest = value.split(b" ", 4)
+        head, content = rest[: int(size)], rest[int(size) :]
+        node, epoch, attempt, item, number, missing, bytes_, drops = orjson.loads(head)
+    except (TypeError, ValueError):
+        return _Value(0, 0, 0, LogChunk(run_id, "", 0, 0, 0, ()), b"")
     chunk = LogChunk(run_id, node, epoch, attempt, number, (), item, drops, missing, bytes_)
     return _Value(int(lines), int(missing_lines), int(missing_bytes), chunk, content)
 

@@ -83,7 +83,8 @@ class _NextCommit:
         self.waiting: list[asyncio.Future[None]] = []
 
     def __bool__(self) -> bool:
-        return bool(self.moves_runs or self.logs)
+        moves_runs = self.dirty or self.creations or self.outputs or self.released
+        return bool(moves_runs or self.logs)
 
     @property
     def moves_runs(self) -> bool:
