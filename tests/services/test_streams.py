@@ -351,7 +351,7 @@ async def test_each_result_that_redis_refused_is_sent_again(
     """Handlers that wait end by themselves, and each reports while others do."""
     loading = hiredis.ReplyError("LOADING Redis is loading the dataset in memory")
 
-    def send(_: Any, *, now: bool) -> asyncio.Future[list[Any]]:
+    def send(_: Any, *, now: bool, ahead: Any) -> asyncio.Future[list[Any]]:
         loop = asyncio.get_running_loop()
         reply: asyncio.Future[list[Any]] = loop.create_future()
         loop.call_later(0.05, reply.set_result, [loading])

@@ -25,6 +25,7 @@ from dovetail.core.audit.replay import JournalEntry
 from dovetail.core.caching import Caching, Facts
 from dovetail.core.effects import COMPLETED
 from dovetail.core.events import Event, Token
+from dovetail.core.node_logs import LogChunk, StoredChunk
 from dovetail.core.outputs import OutputReference, ReadBudget
 from dovetail.core.run import RunState
 from dovetail.core.templates import Deferred
@@ -246,6 +247,9 @@ class RunQuery:
 
 ALL_RUNS = RunQuery()
 
+MAX_LOG_PAGE_BYTES = 4 << 20
+"""Of the chunks of a log that are read at once."""
+
 
 class Records(Protocol):
     """What is kept beside runs, in the fields of the HTTP API."""
@@ -281,6 +285,24 @@ class Records(Protocol):
         self, run_id: str, after: int = 0, limit: int | None = None
     ) -> list[dict[str, Any]]:
         """Those after that number, in order; no more than `limit`."""
+        ...
+
+    async def logs(
+        self,
+        run_id: str,
+        after: int = 0,
+        *,
+        node: str | None = None,
+        epoch: int | None = None,
+        attempt: int | None = None,
+        item: int | None = None,
+        max_bytes: int = MAX_LOG_PAGE_BYTES,
+    ) -> list[StoredChunk]:
+        """Chunks with lines after that number, in the order of their numbers.
+
+        At least one, if there is one, and no more than `max_bytes` together. The first may begin
+        with lines that are not after that number. Raises `NotFound`.
+        """
         ...
 
     async def open_batch(
@@ -421,6 +443,15 @@ class TaskSource(Protocol):
     @property
     def report(self) -> Callable[[Sequence[Result | Progress]], Awaitable[object]]:
         """Hand results in, in this order."""
+        ...
+
+    def log(self, chunks: Sequence[LogChunk]) -> None:
+        """Hand lines of logs in, and return at once.
+
+        They are written before a result that is reported after them, in the same write where
+        there is one. Lines that cannot be written are lost, with a warning: a log is never in the
+        way of a run.
+        """
         ...
 
     async def slow(self, tag: str, until: float) -> None:

@@ -26,8 +26,8 @@ from dovetail.engine.lease_keeper import Liveness
 from dovetail.engine.limits import KeptLimits, LocalLimits, TokenBucket
 from dovetail.engine.listener import Listener
 from dovetail.engine.local.orchestrator import LocalOrchestrator
-from dovetail.engine.local.task_source import LocalTaskSource
-from dovetail.engine.ports import Calls, DoctorFinding, Store, Task
+from dovetail.engine.local.task_source import LocalTaskSource, LoggingStore
+from dovetail.engine.ports import Calls, DoctorFinding, Task
 from dovetail.engine.ports import RateLimiter as RateLimits
 from dovetail.engine.worker import Worker
 from dovetail.handlers.calls import OutputSource, RegistryCalls
@@ -40,7 +40,7 @@ from dovetail.stores.sqlite.store import InstrumentedSqliteStore, SqliteObserver
 from dovetail.transports.local import LocalTransport, NoTransport
 
 
-class LocalStore(Store, Protocol):
+class LocalStore(LoggingStore, Protocol):
     def abort(self, error: BaseException) -> None: ...
 
 

@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from dovetail.core.errors import StoreError
+from dovetail.core.node_logs import LogChunk
 from dovetail.core.outputs import check_room, parts
 from dovetail.core.transitions import (
     NOTHING,
@@ -185,6 +186,10 @@ class TaskInbox(Protocol):
 
     async def acknowledge(self, messages: Sequence[Any]) -> None: ...
     async def send(self, results: Sequence[Result]) -> None: ...
+    def log(self, chunks: Sequence[LogChunk]) -> None:
+        """As `TaskSource.log`."""
+        ...
+
     def put_back(self, found: Sequence[tuple[Any, Task]]) -> None:
         """This worker does not take these."""
         ...
@@ -213,6 +218,7 @@ class QueueTaskSource:
         has the starts that are claimed here and not reported."""
         self._secrets = secrets or {}
         self._inbox = inbox
+        self.log = inbox.log
         self._store = store
         self._timers = timers
         self._limits = limits
