@@ -69,7 +69,7 @@ def run_ending(run: Mapping[str, Any], since: float | None = None) -> Iterator[L
 
 
 def allowed_failures(run: Mapping[str, Any]) -> Iterator[Line]:
-    """One line about a run that completed although nodes of it failed, which they were allowed."""
+    """One line that names the failed nodes of a run that completed."""
     if run["status"] != RunStatus.COMPLETED:
         return
     names = [node["id"] for node in run["nodes"] if node["status"] == NodeStatus.FAILED]

@@ -238,10 +238,12 @@ def end_run(run: RunState, out: Decision, now: float) -> None:
 def first_error(run: RunState) -> dict[str, Any] | None:
     """The error of the first failed node in the definition, so that timing does not matter.
 
-    An allowed failure is not the run's.
+    The error of an allowed failure is not the run's.
     """
-    for index, (spec, node) in enumerate(zip(run.graph.nodes, run.nodes, strict=True)):
-        if node.status is FAILED and node.error and not is_allowed_failure(run, index):
+    for spec, node in zip(run.graph.nodes, run.nodes, strict=True):
+        if node.status is not FAILED or is_allowed_failure(run, spec.index):
+            continue
+        if node.error is not None:
             return {**node.error, "node": spec.id}
     return None
 
