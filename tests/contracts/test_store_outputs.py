@@ -25,7 +25,7 @@ OUTPUTS = [None, 0, "", "n1", ["x" * 100] * 3, {"$output": "y" * 5000}, "é" * 7
 async def completed(store: Store, outputs: list[object]) -> str:
     run_id, decision = await create(store, WIDE)
     for order, output in zip(decision.dispatch, outputs, strict=True):
-        name = order.run.graph.nodes[order.place].id
+        name = order.run.graph.nodes[order.node_index].id
         claim = Claim(run_id, name, order.token, "w", T + 10)
         done = Complete(run_id, name, order.token, output)
         await store.apply([claim, done], T, durable=True)
@@ -33,7 +33,7 @@ async def completed(store: Store, outputs: list[object]) -> str:
 
 
 async def whole(store: Store, run: RunState) -> list[object]:
-    """Every output, those that are not at hand in one go."""
+    """Every output; the ones that are not at hand in one go."""
     left_out = [one.output for one in run.nodes if isinstance(one.output, OutputReference)]
     texts = await store.read_outputs(run, left_out)
     assert [len(text) for text in texts] == [one.size for one in left_out]

@@ -7,7 +7,7 @@
     assert walk.phase("b") == "backing_off"
 
 Time, chance and nonces are the walk's own. After every step it checks what must hold of any run
-(`invariants`). It must not know a rule: what a test expects, the test says.
+(`invariants`).
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class Walk:
     def dispatched(self, decision: Decision | None = None) -> list[str]:
         """The nodes that the last decision, or this one, publishes, in order."""
         orders = (decision or self.last).dispatch
-        return [self.state.graph.nodes[order.place].id for order in orders]
+        return [self.state.graph.nodes[order.node_index].id for order in orders]
 
     def types(self, node: str | None = None) -> list[str]:
         """The types of all events so far, or of those of one node."""

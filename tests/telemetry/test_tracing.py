@@ -84,6 +84,12 @@ def test_each_start_of_a_node_is_a_span_with_its_error(three: Three) -> None:
     assert "node.retrying" in run.events
     (broken,) = [span for span in spans if span.name == "node b"]
     assert broken.says == "cannot: ***"
+    (exception,) = broken.exceptions
+    assert exception["exception.type"] == broken.attributes["error.type"]
+    assert exception["exception.message"] == "cannot: ***"
+    assert exception["exception.stacktrace"].startswith("Traceback (most recent call last):\n")
+    assert exception["exception.stacktrace"].endswith("cannot: ***")
+    assert (len(first.exceptions), second.exceptions) == (1, [])
     assert SECRET not in str(receiver.spans)
     assert {span.trace_id for span in spans} == {run.trace_id}
 

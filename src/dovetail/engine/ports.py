@@ -342,14 +342,14 @@ class Task(NamedTuple):
     deferred: Sequence[Deferred] = ()
     """Strings of the config that need secrets: rendered in the worker, stored nowhere."""
     cache: Caching | None = None
-    place: int | None = None
-    """Of the node in its definition, where that is known."""
+    node_index: int | None = None
+    """The position of the node in its definition, where that is known."""
     trace: str | None = None
     """The `traceparent` of its run, if runs are traced."""
 
     def inputs(self) -> dict[str, Any]:
         """Outputs of the completed parents by id, to be sent. They are copies of what is stored. A
-        handler reads through `handlers.inputs`."""
+        handler reads through `handlers.calls`."""
         if isinstance(self.source, dict):
             return self.source
         assert self.source is not None, "they are too large to travel"  # noqa: S101

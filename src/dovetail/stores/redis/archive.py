@@ -191,7 +191,7 @@ class RedisSnapshots:
     async def read(
         self, heads: Mapping[str, ArchiveHead | None]
     ) -> AsyncIterator[dict[str, HotReading]]:
-        """What each run has beyond a head, or everything; without those that are not there. Some
+        """What each run has beyond a head, or everything; a run that is not there is left out. Some
         at a time: as many as have few outputs, and each other one by itself."""
         todo = dict(heads)
         while todo:
@@ -442,7 +442,8 @@ def _as_started(place: int, fields: list[str], lease_until: float, now: float) -
 def _counts(nodes: dict[int, list[str]], graph: Graph) -> dict[int, int]:
     """Of each node that waits, its parents that are settled."""
     states = [nodes[i][STATE] if i in nodes else "W" for i in range(len(graph.nodes))]
-    worth = {"C": UNIT + 1, "S": UNIT}
+    # A failed parent of a node that still waits: its failure is allowed.
+    worth = {"C": UNIT + 1, "F": UNIT + 1, "S": UNIT}
     counts = {
         place: sum(worth.get(states[parent], 0) for parent in spec.parents)
         for place, spec in enumerate(graph.nodes)

@@ -18,7 +18,8 @@ import orjson
 
 from dovetail.core.audit.replay import KINDS
 from dovetail.core.dag import Graph, NodeSpec
-from dovetail.core.events import Event, Token
+from dovetail.core.effects import failure_data
+from dovetail.core.events import TRACEBACK, Event, Token
 from dovetail.core.run import NodeState, Phase, RunState
 from dovetail.core.states import NodeStatus, Reason, RunStatus
 from dovetail.core.templates import Condition
@@ -40,7 +41,7 @@ from dovetail.core.transitions import (
     Transition,
     Wake,
 )
-from dovetail.redis_client.scripts import load_script
+from dovetail.redis_client.pipelined import load_script
 
 Fields = dict[str, Any]
 
@@ -111,8 +112,8 @@ def _asks(graph: Graph, spec: NodeSpec) -> tuple[int, ...]:
 
 WIDE = 8
 MAX_NODES_BELOW = 64
-"""Nodes below those that are skipped of which Redis is told at once: that must not grow with the
-graph, and a skip that goes on beyond them is carried on from there."""
+"""How many nodes below a skipped node a call describes to Redis: it must not grow with the graph. A
+skip that goes beyond them is continued from there."""
 
 
 class GraphShape:
@@ -132,6 +133,9 @@ class GraphShape:
         ]
         self._conditional = conditional
         self._whole: bytes | None = None
+        flags = "".join("1" if spec.allow_failure else "0" for spec in graph.nodes)
+        self.allowed = flags if "1" in flags else ""
+        """A digit for each node, 1 if its failure is allowed; empty if that is so of no node."""
         self.children_text = [
             "?"
             if any(conditional[child] for child in spec.children)
@@ -140,7 +144,7 @@ class GraphShape:
         ]
         """As `complete_many.lua` takes them."""
         self.needs = [_needs(graph, spec) for spec in graph.nodes]
-        """Of each node, those whose outputs it takes to make its message."""
+        """Of each node, the nodes whose outputs its message needs."""
         self.asks = [_asks(graph, spec) for spec in graph.nodes]
         """Of each node, the nodes that its condition reads."""
         plain = [_is_plain(graph, *both) for both in zip(graph.nodes, self.needs, strict=True)]
@@ -225,8 +229,9 @@ def _complete(move: Complete | Recall, shape: GraphShape, place: int) -> Fields:
 
 def _fail(move: Fail, shape: GraphShape, place: int) -> Fields:
     spec = shape.graph.nodes[place]
+    data = failure_data(move.error)
     fields: Fields = {
-        "error": _json(move.error),
+        "error": _json(data["error"]),
         "permanent": move.permanent,
         "unrendered": move.unrendered,
         "max_retries": spec.max_retries,
@@ -235,6 +240,8 @@ def _fail(move: Fail, shape: GraphShape, place: int) -> Fields:
         "jitter": spec.retry.jitter,
         "chance": move.chance,
     }
+    if TRACEBACK in data:
+        fields["traceback"] = _json(data[TRACEBACK])
     if move.after is not None:
         fields["after"] = move.after
     if move.at_least is not None:
@@ -322,11 +329,16 @@ def event_of(text: bytes, seq: int, graph: Graph) -> Event:
     time, kind, epoch, place, attempt, data = orjson.loads(text)
     if data is not None:
         if "at" in data:
-            data = {"error": {**data["error"], "node": graph.nodes[data["at"]].id}}
+            data = {"error": run_error(data, graph)}
         if "cause" in data:
             data = {**data, "cause": graph.nodes[data["cause"]].id}
     name = None if place is None else graph.nodes[place].id
     return Event(seq, float(time), kind, epoch, name, attempt, data)
+
+
+def run_error(failure: Mapping[str, Any], graph: Graph) -> dict[str, Any]:
+    """The error of a run, with the id of its node instead of the index."""
+    return {**failure["error"], "node": graph.nodes[failure["at"]].id}
 
 
 def run_of(
@@ -349,8 +361,7 @@ def run_of(
     if b"max_bytes" in meta:
         run.kept_bytes, run.max_bytes = int(meta[b"kept_bytes"]), int(meta[b"max_bytes"])
     if error := meta.get(b"error"):
-        told = orjson.loads(error)
-        run.error = {**told["error"], "node": run.graph.nodes[told["at"]].id}
+        run.error = run_error(orjson.loads(error), run.graph)
     for key, text in states.items():
         run.nodes[int(key)] = node_of(text.decode())
     for place, (spec, node) in enumerate(zip(run.graph.nodes, run.nodes, strict=True)):

@@ -9,6 +9,7 @@ settles them. A crash in between leaves the run pending, which `settle_pending` 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -41,14 +42,18 @@ from dovetail.core.transitions import (
     Complete,
     Decision,
     Dispatch,
+    Renew,
     Retry,
+    Stop,
     Submit,
     TakeOver,
     Transition,
     bounded_submit,
 )
+from dovetail.engine.clock import Clock
 from dovetail.engine.listener import Listener, SafeListener, end_in
 from dovetail.engine.ports import Cached, Task
+from dovetail.engine.supervisor import bisect_failures, describe_error
 from dovetail.redis_client.pipelined import Argument, Command, PipelinedRedis
 from dovetail.stores.records import no_run
 from dovetail.stores.redis.codec import (
@@ -123,6 +128,8 @@ HOT = ("submit", "complete_many")
 PARTS = ("meta", "nodes", "deps", "out", "ends", "events", "held")
 POLL_SECONDS = 0.02
 LONGEST_POLL_SECONDS = 0.2
+WATCH_PAGE = 500
+"""Events that are read at once: one with a traceback may have 32 KiB."""
 BATCH_SIZE = 64
 """Runs that are made in one go."""
 LISTED_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
@@ -402,23 +409,29 @@ class RedisStore:
         todo = list(requests)
         graph: bytes = b""
         while todo:
-            go_on, why, seq, answers = await self._call(run_id, todo, graph)
+            go_on, why, seq, answers = await self._call(header, todo, graph)
             for answer in answers:
                 decisions.append(decode_decision(answer, header.run, seq))
                 seq += len(answer[1])
             if why == b"pending":
                 cause, ready = todo[len(answers) - 1], answers[-1][PENDING]
                 decisions[-1] = joined(decisions[-1], await self._settle(header, cause, ready))
+                if cause["kind"] == "take_over":  # it stopped there; its last orders are all orders
+                    (rest,) = await self._step(run_id, header, [{**cause, "behind": "0.0"}])
+                    decisions[-1].dispatch = []
+                    decisions[-1] = joined(decisions[-1], rest)
             graph = header.shape.whole if why == b"graph" else b""
             todo = todo[go_on - 1 :] if go_on else []
         return decisions
 
     async def _call(
-        self, run_id: str, requests: Sequence[Fields], graph: bytes
+        self, header: RunHeader, requests: Sequence[Fields], graph: bytes
     ) -> tuple[int, bytes, int, list[Any]]:
-        body = orjson.dumps({"moves": requests})
+        body: dict[str, Any] = {"moves": requests}
+        if header.shape.allowed:
+            body["allowed"] = header.shape.allowed
         go_on, why, seq, answers = await self._redis.call_script(
-            source(*RULES), keys_of(run_id), [body, graph]
+            source(*RULES), keys_of(header.run.id), [orjson.dumps(body), graph]
         )
         return go_on, why, seq, answers
 
@@ -434,7 +447,7 @@ class RedisStore:
         while results := await self._conditions.results(header, ready):
             request = {"kind": "settle", "now": cause["now"], "nonce": cause["nonce"]}
             request |= results.fields
-            _, _, seq, (answer,) = await self._call(header.run.id, [request], results.graph)
+            _, _, seq, (answer,) = await self._call(header, [request], results.graph)
             decision, ready = decode_decision(answer, header.run, seq), answer[PENDING]
             whole = joined(whole, decision)
             if decision and not ready:
@@ -484,7 +497,8 @@ class RedisStore:
         except BrokenRun:
             header = None
         size = 0 if header is None else len(header.run.graph.nodes)
-        return await end_by_force(self._redis, run_id, keys_of(run_id), size, now)
+        allowed = "" if header is None else header.shape.allowed
+        return await end_by_force(self._redis, run_id, keys_of(run_id), size, allowed, now)
 
     async def _keep_outputs(
         self, moves: Sequence[Transition], decisions: Sequence[Decision], now: float
@@ -589,14 +603,14 @@ class RedisStore:
         pause = POLL_SECONDS
         while True:
             finished = await self._is_finished(run_id)
-            texts = await self._redis.call("LRANGE", events, after, -1)
+            texts = await self._redis.call("LRANGE", events, after, after + WATCH_PAGE - 1)
             for text in texts:
                 after += 1
                 yield event_of(text, after, header.run.graph)
             if finished and not texts:
                 return
             pause = POLL_SECONDS if texts else min(pause * 1.5, LONGEST_POLL_SECONDS)
-            if not finished:
+            if not finished and len(texts) < WATCH_PAGE:
                 await asyncio.sleep(pause)
 
     async def scopes(self, orders: Mapping[str, Sequence[Dispatch]]) -> list[RedisTemplateScope]:
@@ -823,3 +837,89 @@ async def callers_of(redis: PipelinedRedis, run_ids: Sequence[str]) -> list[str 
 
 def _caller_key(run_id: str) -> str:
     return f"wf:{{{run_id}}}:caller"
+
+
+# ── leases ────────────────────────────────────────────────────────────────────────────────────
+
+
+worker_log = logging.getLogger("dovetail.worker")
+
+
+class RedisLeases:
+    """Leases in Redis, renewed with the node's index alone.
+
+    It has a connection of its own and reads no definition, so a renewal is small whatever the run
+    is.
+    """
+
+    def __init__(self, redis: PipelinedRedis, clock: Clock, lease_seconds: float) -> None:
+        self._redis = redis
+        self._clock = clock
+        self._lease_seconds = lease_seconds
+        self._store = RedisStore(redis, events=False)
+        """For a start whose message did not have its node's index."""
+
+    async def renew(self, tasks: Sequence[Task]) -> list[Stop]:
+        """Say that these still run; what must stop, because it is ours no longer."""
+        kept = await bisect_failures(self._renewed, tasks, _left_unrenewed) if tasks else ()
+        return [
+            Stop(task.run_id, task.node_id, task.token)
+            for task, is_kept in zip(tasks, kept, strict=True)
+            if not is_kept
+        ]
+
+    async def _renewed(self, tasks: Sequence[Task]) -> Sequence[bool]:
+        now = self._clock()
+        until = now + self._lease_seconds
+        kept = [False] * len(tasks)
+        by_run: dict[str, list[int]] = {}
+        for at, task in enumerate(tasks):
+            if task.node_index is not None:
+                by_run.setdefault(task.run_id, []).append(at)
+        asked = [
+            self._redis.script_command(
+                source(*RULES),
+                keys_of(run_id),
+                [
+                    orjson.dumps({"moves": [_renewal(tasks[at], now, until) for at in places]}),
+                    b"",
+                ],
+            )
+            for run_id, places in by_run.items()
+        ]
+        if asked:
+            answers = await self._redis.call_many(asked)
+            for places, (_, _, _, decisions) in zip(by_run.values(), answers, strict=True):
+                for at, decision in zip(places, decisions, strict=True):
+                    kept[at] = bool(decision[0])
+        if unindexed := [at for at, task in enumerate(tasks) if task.node_index is None]:
+            moves = [
+                Renew(tasks[at].run_id, tasks[at].node_id, tasks[at].token, until)
+                for at in unindexed
+            ]
+            made = await self._store.apply(moves, now)
+            for at, moved in zip(unindexed, made, strict=True):
+                kept[at] = bool(moved.changed)
+        return kept
+
+
+def _renewal(task: Task, now: float, until: float) -> Fields:
+    """As `renew.lua` takes it."""
+    epoch, attempt, nonce = task.token
+    return {
+        "kind": "renew",
+        "now": time_text(now),
+        "nonce": str(new_nonce()),
+        "i": task.node_index,
+        "te": epoch,
+        "ta": attempt,
+        "n": str(nonce),
+        "lease": time_text(until),
+    }
+
+
+async def _left_unrenewed(task: Task, problem: Exception) -> Sequence[bool]:
+    worker_log.error(
+        "run %s, node %s: its lease ends: %s", task.run_id, task.node_id, describe_error(problem)
+    )
+    return [False]
