@@ -218,7 +218,6 @@ class QueueTaskSource:
         has the starts that are claimed here and not reported."""
         self._secrets = secrets or {}
         self._inbox = inbox
-        self.log = inbox.log
         self._store = store
         self._timers = timers
         self._limits = limits
@@ -349,6 +348,9 @@ class QueueTaskSource:
             except StoreError as error:  # they are all that is left of the work
                 log.warning("results are kept until they can be sent: %s", error)
                 await asyncio.sleep(PAUSE_SECONDS)
+
+    def log(self, chunks: Sequence[LogChunk]) -> None:
+        self._inbox.log(chunks)
 
     async def hand_back(self, tasks: Sequence[Task]) -> None:
         """Give back starts that will not finish here: they are queued again at once.
