@@ -338,7 +338,7 @@ class PoolProcess:
         return True
 
     def _write_logs(self, pipe: PipelinedRedis, chunks: Sequence[LogChunk]) -> None:
-        pipe.enqueue(self.appender.commands(pipe, chunks, alone=True))
+        self.appender.write(pipe, chunks, alone=True)
 
     @asynccontextmanager
     async def _duties(self) -> AsyncIterator[LeaseThreadTasks]:

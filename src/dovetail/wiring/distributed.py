@@ -489,7 +489,7 @@ async def working(
             parts.pipe,
             list(registry),
             stale_seconds=settings.lease_seconds,
-            logs=log_appender(settings, parts.clock).commands,
+            logs=log_appender(settings, parts.clock).write,
         )
         held = HeldStarts()
         task_source = QueueTaskSource(
