@@ -432,16 +432,17 @@ class LeaseThread:
             held.stop()
             # It clings on, and may be killed for it before it can say so.
             if age >= limit + STOP_GRACE_SECONDS and held.finish():
-                self._spawn(self._tell_timeout(held))
+                # Its stack is read now: below it is interrupted.
+                late = timed_out(held, held.stack(), random.random())  # noqa: S311
+                self._spawn(self._tell_timeout(late, held.task))
         if time.time() >= self._give_back_at() and not held.is_finished():
             self._spawn(self._hand_back(held))
         stopped_at = held.stopped_at
         if stopped_at is not None and time.monotonic() - stopped_at >= STOP_GRACE_SECONDS:
             held.interrupt()
 
-    async def _tell_timeout(self, held: RunningTask) -> None:
-        late = timed_out(held, held.stack(), random.random())  # noqa: S311
-        log_failure(held.task, late.error)
+    async def _tell_timeout(self, late: Fail, task: Task) -> None:
+        log_failure(task, late.error)
         await (await self._ready()).task_source.report([late])
 
     async def _hand_back(self, held: RunningTask) -> None:

@@ -483,7 +483,8 @@ class Call(Protocol):
         ...
 
     def describe(self, error: BaseException) -> dict[str, Any]:
-        """What is stored of an error: `type`, `message` and, where known, `where`."""
+        """What is stored of an error: `type`, `message` and, where known, `where` and
+        `traceback`."""
         ...
 
 

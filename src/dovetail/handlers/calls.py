@@ -363,14 +363,12 @@ class RegistryCalls:
             # Not retried: the same definition would fail again on this worker.
             described = describe(problem, self._redactor.redact_shown)
             message = f"node '{task.node_id}': {described['message']}"
-            raise PermanentError(message, type=described["type"]) from None
+            raise _refusal(message, described["type"], described) from None
         except BaseException as problem:  # the handler's own validator is broken
             described = describe(problem, self._redactor.redact_shown)
             message = f"node '{task.node_id}': its config could not be checked: "
             message += f"{described['type']}: {described['message']}"
-            refusal = PermanentError(message, type="invalid_config")
-            refusal.details = {n: described[n] for n in ("where", "traceback") if n in described}
-            raise refusal from None
+            raise _refusal(message, "invalid_config", described) from None
         reads = None if task.cache is None else self._reads(task, handler)
         context = (Context if reads is None else TrackedContext)(
             run_id=task.run_id,
@@ -409,6 +407,13 @@ class RegistryCalls:
         if reads is None:
             return inputs_of(task, self._elsewhere, self._budget, None, None)
         return inputs_of(task, self._elsewhere, self._budget, reads.saw_input, reads.saw_names)
+
+
+def _refusal(message: str, kind: str, described: dict[str, Any]) -> PermanentError:
+    """The error of a call that cannot be opened, because of the error that is described."""
+    refusal = PermanentError(message, type=kind)
+    refusal.details = {n: described[n] for n in ("where", "traceback") if n in described}
+    return refusal
 
 
 class Reads:
