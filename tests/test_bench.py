@@ -465,12 +465,12 @@ class Course:
 
     def _start(self) -> Dispatch:
         dispatch = self.waiting.pop(0)
-        name = self.run.graph.nodes[dispatch.place].id
+        name = self.run.graph.nodes[dispatch.node_index].id
         assert step(self.run, Claim("r", name, dispatch.token, "w", 1e9), 1.0, 2)
         return dispatch
 
     def _finish(self, dispatch: Dispatch) -> Decision:
-        name = self.run.graph.nodes[dispatch.place].id
+        name = self.run.graph.nodes[dispatch.node_index].id
         decision = step(self.run, Complete("r", name, dispatch.token, {"n": 1}), 2.0, 3)
         self.waiting += decision.dispatch
         return decision
@@ -545,7 +545,7 @@ def test_the_last_parent_of_a_join_costs_the_same_for_any_number_of_parents() ->
         for _ in range(width):  # the root and all leaves but one
             course.complete()
     assert narrow.price() == wide.price() > 0
-    assert [dispatch.place for dispatch in wide.waiting] == [1001]
+    assert [dispatch.node_index for dispatch in wide.waiting] == [1001]
 
 
 def test_a_completion_costs_one_fixed_price_for_each_child() -> None:

@@ -110,7 +110,7 @@ async def complete(
             (decision,) = await store.apply([move], time.time(), durable=True)
             if decision.changed:
                 counted.append(name)
-            published += [order.run.graph.nodes[order.place].id for order in decision.dispatch]
+            published += [order.run.graph.nodes[order.node_index].id for order in decision.dispatch]
         tell([counted, published])
 
 
@@ -188,7 +188,7 @@ async def hammer(
                 decisions = await store.apply(batch, now)
                 for move, decision in zip(batch, decisions, strict=True):
                     if decision:
-                        published = [order.place for order in decision.dispatch]
+                        published = [order.node_index for order in decision.dispatch]
                         kind = type(move).__name__
                         tell([kind, move, now, decision.events, published, decision.ended])
         tell("end")

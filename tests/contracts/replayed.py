@@ -79,4 +79,4 @@ def _translated(move: Any, ours: dict[tuple[str, int, int], Token]) -> Transitio
 
 
 def _said(decision: Decision) -> tuple[list[Event], list[int], bool]:
-    return decision.events, [order.place for order in decision.dispatch], decision.ended
+    return decision.events, [order.node_index for order in decision.dispatch], decision.ended

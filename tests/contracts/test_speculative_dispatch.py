@@ -66,7 +66,7 @@ def completion(task: Task) -> Complete:
 
 def ordered(decisions: list[Decision]) -> list[str]:
     def name(dispatch: Dispatch) -> str:
-        return dispatch.run.graph.nodes[dispatch.place].id
+        return dispatch.run.graph.nodes[dispatch.node_index].id
 
     return [name(dispatch) for decision in decisions for dispatch in decision.dispatch]
 
@@ -195,7 +195,7 @@ async def test_an_output_from_before_redis_lost_it_is_not_used(hot: Hot) -> None
     await hot.pipe.call("HSET", "wf:{r}:out", of.index["a"], '{"x":"new"}')
     (order,) = [one for each in await hot.complete(c) for one in each.dispatch]
     (scene,) = await hot.store.scopes({"r": [order]})
-    assert scene.inputs(order.place) == {"a": {"x": "new"}, "c": {"x": "c"}}
+    assert scene.inputs(order.node_index) == {"a": {"x": "new"}, "c": {"x": "c"}}
 
 
 async def test_parents_of_many_runs_are_read_together_even_if_some_were_skipped(hot: Hot) -> None:
@@ -205,7 +205,7 @@ async def test_parents_of_many_runs_are_read_together_even_if_some_were_skipped(
         run_id = f"r{number}"
         decision = await hot.store.create(Submit(run_id, of, {}), 1.0)
         (a,) = decision.dispatch
-        start = Task(run_id, "a", a.token, "h", {}, {}, {}, 1.0, place=a.place)
+        start = Task(run_id, "a", a.token, "h", {}, {}, {}, 1.0, node_index=a.node_index)
         await hot.store.claim([start], "w", 20.0, 2.0)
         await hot.store.apply([completion(start)], 3.0)
         orders[run_id] = [Dispatch(a.run, of.index["c"], a.token)]

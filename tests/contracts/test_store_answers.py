@@ -57,7 +57,9 @@ class Mob:
 
     def _hear(self, decision: Decision) -> None:
         self.told += decision.events
-        self.starts += [(self.graph.nodes[one.place].id, one.token) for one in decision.dispatch]
+        self.starts += [
+            (self.graph.nodes[one.node_index].id, one.token) for one in decision.dispatch
+        ]
         self.wakes += [wake for _, wake in decision.wake]
 
     def _any_move(self) -> Transition:

@@ -25,7 +25,7 @@ OUTPUTS = [None, 0, "", "n1", ["x" * 100] * 3, {"$output": "y" * 5000}, "é" * 7
 async def completed(store: Store, outputs: list[object]) -> str:
     run_id, decision = await create(store, WIDE)
     for order, output in zip(decision.dispatch, outputs, strict=True):
-        name = order.run.graph.nodes[order.place].id
+        name = order.run.graph.nodes[order.node_index].id
         claim = Claim(run_id, name, order.token, "w", T + 10)
         done = Complete(run_id, name, order.token, output)
         await store.apply([claim, done], T, durable=True)

@@ -41,7 +41,7 @@ async def run_node(
 ) -> Decision:
     """Claim and complete the first node that a decision publishes."""
     order = decision.dispatch[0]
-    name = order.run.graph.nodes[order.place].id
+    name = order.run.graph.nodes[order.node_index].id
     claim = Claim(run_id, name, order.token, "w", T + 10)
     done = Complete(run_id, name, order.token, output)
     claimed, completed = await store.apply([claim, done], T)
@@ -55,7 +55,7 @@ class TestCreating:
         run = await store.load(run_id)
         assert (run.id, run.params, run.status) == (run_id, {"x": 1}, RunStatus.RUNNING)
         assert (run.created_at, run.started_at) == (T, T)
-        assert [order.place for order in decision.dispatch] == [0]
+        assert [order.node_index for order in decision.dispatch] == [0]
 
     async def test_creating_a_run_again_decides_nothing_and_changes_nothing(
         self, store: Store

@@ -92,7 +92,7 @@ async def test_parents_that_finish_together_publish_the_join_once(peers: Peers) 
     results = [Complete(run_id, name, tokens[name], None) for name in "abc" * 4]
     decisions = await everybody(peers, [*results])
     assert len(won(decisions)) == 3
-    assert [order.place for decision in decisions for order in decision.dispatch] == [3]
+    assert [order.node_index for decision in decisions for order in decision.dispatch] == [3]
 
 
 async def test_a_lost_node_is_reaped_once_and_its_late_result_changes_nothing(
@@ -129,7 +129,7 @@ async def test_a_cancel_among_results_leaves_no_partial_state(peers: Peers) -> N
             T,
             durable=True,
         )
-        orders = [(f"n{order.place - 1}", order.token) for order in done.dispatch]
+        orders = [(f"n{order.node_index - 1}", order.token) for order in done.dispatch]
         await everybody(peers, [Claim(run_id, n, t, "w", T + 10) for n, t in orders])
         moves: list[Transition] = [Complete(run_id, n, t, 1) for n, t in orders]
         moves.append(Cancel(run_id))
@@ -161,7 +161,7 @@ class Crowd:
         self, decision: Decision, group: asyncio.TaskGroup, answer: Callable[..., Transition]
     ) -> None:
         for order in decision.dispatch:
-            name = self.graph.nodes[order.place].id
+            name = self.graph.nodes[order.node_index].id
             self.published[name, order.token] += 1
             for contestant in range(3):
                 group.create_task(self._run(contestant, name, order.token, group, answer))

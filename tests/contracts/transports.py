@@ -28,9 +28,8 @@ from dovetail.engine.distributed.publisher import Publisher
 from dovetail.engine.ports import Task, Transport
 from dovetail.redis_client.pipelined import PipelinedRedis
 from dovetail.stores.redis.store import RedisStore
-from dovetail.transports.broadcast import StopBroadcast
 from dovetail.transports.local import LocalTransport
-from dovetail.transports.streams.reader import StreamInbox
+from dovetail.transports.streams.reader import StopBroadcast, StreamInbox
 from dovetail.transports.streams.sender import WORKERS, StreamMessage, StreamReader, StreamSender
 from dovetail.wiring.distributed import connected
 

@@ -146,7 +146,7 @@ def decided(decision: Decision) -> dict[str, Any]:
     return {
         "changed": set(decision.changed),
         "events": decision.events,
-        "dispatch": [(order.place, order.token[:2]) for order in decision.dispatch],
+        "dispatch": [(order.node_index, order.token[:2]) for order in decision.dispatch],
         "wake": [(at, wake.node, wake.token[:2]) for at, wake in decision.wake],
         "stop": [(stop.node, stop.token[:2]) for stop in decision.stop],
         "ended": decision.ended,

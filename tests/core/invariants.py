@@ -272,10 +272,10 @@ def _check_events(before: dict[str, Any], run: RunState, decision: Decision, now
 def _check_orders(
     before: dict[str, Any], run: RunState, transition: Transition, decision: Decision
 ) -> None:
-    places = [dispatch.place for dispatch in decision.dispatch]
+    places = [dispatch.node_index for dispatch in decision.dispatch]
     assert len(set(places)) == len(places), "a node was dispatched twice at once"
     for dispatch in decision.dispatch:
-        node, old = run.nodes[dispatch.place], before["nodes"][dispatch.place]
+        node, old = run.nodes[dispatch.node_index], before["nodes"][dispatch.node_index]
         assert node.phase is Phase.PUBLISHED
         assert node.token == dispatch.token
         again = old["phase"] is Phase.PUBLISHED and old["token"] == node.token

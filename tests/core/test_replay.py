@@ -59,7 +59,7 @@ class Journalled:
             self.now,
             KINDS[type(transition)],
             extra_of(transition, decision),
-            [order.place for order in decision.dispatch],
+            [order.node_index for order in decision.dispatch],
             [event[:] for event in decision.events],
         ]
         *fields, events = orjson.loads(orjson.dumps(kept))
@@ -158,7 +158,7 @@ def test_taking_over_a_run_gives_all_outstanding_orders() -> None:
     it = Journalled(graph({"a": [], "b": [], "c": ["a"]}))
     it.apply(Claim("r", "a", it.run.node("a").token, "w", 1010.0))
     decision = it.apply(TakeOver("r", 3))
-    assert [order.place for order in decision.dispatch] == [0, 1]
+    assert [order.node_index for order in decision.dispatch] == [0, 1]
     assert it.run.node("a").crashes == 1
     assert it.run.node("a").token.attempt == 2
     assert [event.type for event in decision.events] == ["node.lost", "node.queued"]

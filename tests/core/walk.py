@@ -187,7 +187,7 @@ class Walk:
     def dispatched(self, decision: Decision | None = None) -> list[str]:
         """The nodes that the last decision, or this one, publishes, in order."""
         orders = (decision or self.last).dispatch
-        return [self.state.graph.nodes[order.place].id for order in orders]
+        return [self.state.graph.nodes[order.node_index].id for order in orders]
 
     def types(self, node: str | None = None) -> list[str]:
         """The types of all events so far, or of those of one node."""

@@ -9,7 +9,7 @@ import pytest
 from dovetail.config import Settings
 from dovetail.engine import clock as clocks
 from dovetail.engine.clock import NEAR_SECONDS, StoreClock, steady_clock
-from dovetail.stores.redis.server import set_clock
+from dovetail.stores.redis.doctor import set_clock
 from dovetail.wiring.distributed import connected
 
 HOUR = 3600.0
@@ -53,7 +53,7 @@ def test_the_time_of_the_store_counts(
 ) -> None:
     clock = StoreClock()
     with caplog.at_level(logging.WARNING):
-        clock.told(1000 + apart, 49.9, 50.0)
+        clock.follow(1000 + apart, 49.9, 50.0)
     assert clock() == pytest.approx(1000.05 + apart)
     (said,) = caplog.messages
     assert ("ahead of" if apart < 0 else "behind") in said
@@ -65,7 +65,7 @@ def test_a_difference_within_the_roundtrip_time_does_not_change_the_clock(
 ) -> None:
     clock = StoreClock()
     for there in (1000 - NEAR_SECONDS, 1000 + took, 1000 + took + NEAR_SECONDS):
-        clock.told(there, 50.0, 50.0 + took)
+        clock.follow(there, 50.0, 50.0 + took)
         assert clock() == 1000
 
 

@@ -9,7 +9,7 @@ import pytest
 from dovetail.core.events import Token
 from dovetail.core.run import Phase
 from dovetail.core.transitions import Park, Transition, Wake
-from dovetail.engine.distributed.parked import ParkedRescheduler
+from dovetail.engine.distributed.orchestrator import ParkedRescheduler
 from dovetail.engine.limits import TokenBucket
 from dovetail.engine.ports import ParkedNode
 

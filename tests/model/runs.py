@@ -303,7 +303,7 @@ class Runs:
 
     def _orders(self, run: PendingRun, decision: Decision) -> Orders:
         return Orders(
-            tuple((order.place, order.token) for order in decision.dispatch),
+            tuple((order.node_index, order.token) for order in decision.dispatch),
             tuple((run.graph.index[wake.node], wake.token) for _, wake in decision.wake),
             bool(decision),
             decision.ended,

@@ -17,9 +17,8 @@ from dovetail.core.definition.model import Workflow
 from dovetail.core.run import Phase, RunState
 from dovetail.core.states import NodeStatus
 from dovetail.core.transitions import Claim, Complete, Dispatch, Stop, Submit, Transition
-from dovetail.engine.distributed.archiver import Archiver, ArchiveWriter
+from dovetail.engine.distributed.archiver import Archiver, ArchiveWriter, Restorer
 from dovetail.engine.distributed.orchestrator import DistributedOrchestrator
-from dovetail.engine.distributed.restore import Restorer
 from dovetail.redis_client.pipelined import PipelinedRedis
 from dovetail.stores.postgres.archive import PostgresArchive
 from dovetail.stores.postgres.pool import PostgresPool
@@ -175,7 +174,7 @@ class World:
             ):
                 await duty()
             offered, self.outbox.offered = self.outbox.offered, []
-            names = {d.run.graph.nodes[d.place].id for d in offered if d.run.id == run_id}
+            names = {d.run.graph.nodes[d.node_index].id for d in offered if d.run.id == run_id}
             run = await self.load(run_id)
             ready = [n for n in names if run.node(n).phase is Phase.PUBLISHED]
             await self.start(run_id, *ready)

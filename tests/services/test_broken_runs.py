@@ -22,18 +22,17 @@ from dovetail.engine.supervisor import bisect_failures
 from dovetail.handlers.builtin import builtin_registry
 from dovetail.redis_client.pipelined import PipelinedRedis
 from dovetail.stores.redis.definitions import UnusedDefinitions
-from dovetail.stores.redis.leases import RedisLeases
-from dovetail.stores.redis.store import PARTS
+from dovetail.stores.redis.store import PARTS, RedisLeases
 from dovetail.stores.redis.workers import WorkerRegistry
-from dovetail.transports.broadcast import StopBroadcast
-from dovetail.transports.dead_letters import DEAD
 from dovetail.transports.messages import (
+    DEAD,
     RESULTS,
     read_task,
     result_fields,
     result_messages,
     stream_of,
 )
+from dovetail.transports.streams.reader import StopBroadcast
 from dovetail.transports.streams.sender import ORCHESTRATORS, STOPS, WORKERS
 from dovetail.wiring.distributed import ServiceParts, connected, orchestrate, working
 

@@ -31,7 +31,7 @@ from dovetail.engine.ports import Task
 from dovetail.stores.redis.workers import WorkerRegistry
 from dovetail.transports.celery.application import QUEUE, make_app
 from dovetail.transports.celery.sender import Envelopes, redis_message
-from dovetail.transports.dead_letters import DEAD
+from dovetail.transports.messages import DEAD
 from dovetail.wiring.distributed import ServiceParts, connected, orchestrate
 from dovetail.wiring.health import watching
 
@@ -254,7 +254,7 @@ def task_of(play: Play, run: RunState, name: str = "n") -> Task:
     place = run.graph.index[name]
     spec = run.graph.nodes[place]
     token = run.nodes[place].token
-    return Task(run.id, name, token, spec.handler, {}, {}, {}, 60.0, place=place)
+    return Task(run.id, name, token, spec.handler, {}, {}, {}, 60.0, node_index=place)
 
 
 def message_of(play: Play, task: Task) -> bytes:
@@ -372,7 +372,7 @@ class Evil:
         return open, (self.path, "w")
 
 
-TASK_OF_NOBODY = Task("nobody", "n", Token(1, 1, 1), "plain", {}, {}, {}, 1.0, place=0)
+TASK_OF_NOBODY = Task("nobody", "n", Token(1, 1, 1), "plain", {}, {}, {}, 1.0, node_index=0)
 
 
 # ── who knows a handler ──────────────────────────────────────────────────────────────────

@@ -19,8 +19,8 @@ from dovetail.engine.distributed.orchestrator import DistributedOrchestrator
 from dovetail.engine.ports import Task
 from dovetail.handlers.builtin import builtin_registry
 from dovetail.redis_client.pipelined import PipelinedRedis, RedisError
-from dovetail.stores.redis.leases import RedisLeases
 from dovetail.stores.redis.records import RedisRecords
+from dovetail.stores.redis.store import RedisLeases
 from dovetail.transports.streams.sender import RESULTS
 from dovetail.wiring import distributed
 from dovetail.wiring.distributed import commanding, orchestrate, working

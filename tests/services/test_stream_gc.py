@@ -21,10 +21,16 @@ from dovetail.stores.redis.definitions import definition_key
 from dovetail.stores.redis.store import RedisStore
 from dovetail.stores.redis.timers import RedisTimerIndex
 from dovetail.stores.redis.workers import WorkerFacts, WorkerRegistry
-from dovetail.transports.streams import gc as stream_remains
-from dovetail.transports.streams.gc import StreamGarbage
+from dovetail.transports.streams import sender as stream_sender
 from dovetail.transports.streams.reader import StreamInbox
-from dovetail.transports.streams.sender import MARK, WORKERS, StreamReader, StreamSender, stream_of
+from dovetail.transports.streams.sender import (
+    MARK,
+    WORKERS,
+    StreamGarbage,
+    StreamReader,
+    StreamSender,
+    stream_of,
+)
 from dovetail.wiring import distributed
 from dovetail.wiring.distributed import orchestrate
 
@@ -234,8 +240,8 @@ async def test_a_malformed_message_is_left_to_its_reader(yard: Yard) -> None:
 async def test_a_long_stream_is_scanned_in_parts_and_again(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_remains, "READ_TOGETHER", 5)
-    monkeypatch.setattr(stream_remains, "MAX_LOOKED_AT", 10)
+    monkeypatch.setattr(stream_sender, "READ_TOGETHER", 5)
+    monkeypatch.setattr(stream_sender, "MAX_LOOKED_AT", 10)
     monkeypatch.setattr(yard.sender, "_quick", frozenset())
     first = await yard.run()
     await yard.send(first, *[await yard.run() for _ in range(20)])

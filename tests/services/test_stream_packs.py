@@ -15,8 +15,8 @@ from dovetail.core.transitions import Complete
 from dovetail.engine.ports import Task
 from dovetail.redis_client.pipelined import Command, PipelinedRedis, RedisError
 from dovetail.stores.redis.workers import MAX_READ_MESSAGES, WorkerFacts, WorkerRegistry
-from dovetail.transports.dead_letters import DEAD
 from dovetail.transports.messages import (
+    DEAD,
     FEWEST_MESSAGES,
     MAX_PACKED_BYTES,
     MAX_TASKS_PACKED,
@@ -36,7 +36,7 @@ def tasks(count: int, **changes: Any) -> list[Task]:
     plain = Task("run", "n0", TOKEN, "h", {}, {}, FAMILY, 300.0, None, (), None, 0)._replace(
         **changes
     )
-    return [plain._replace(node_id=f"n{i}", config={"i": i}, place=i) for i in range(count)]
+    return [plain._replace(node_id=f"n{i}", config={"i": i}, node_index=i) for i in range(count)]
 
 
 class Post:
@@ -148,7 +148,7 @@ async def test_all_tasks_of_a_message_of_a_dead_worker_are_reclaimed(post: Post)
     found = await heir.tasks(1000)
     heir._look_at = float("inf")
     found += await heir.tasks(1000)  # and what nobody had read
-    assert sorted(task.place or 0 for _, task in found) == list(range(128))
+    assert sorted(task.node_index or 0 for _, task in found) == list(range(128))
     await settled(heir, found, post)
     await post.emptied()
 
@@ -345,7 +345,7 @@ async def test_tasks_that_cannot_start_here_are_shared_with_other_workers(
     assert await post.length() == 108  # each by itself, so that many can take some
     other = await post.hire("other")
     found = await other.tasks(1000)
-    assert sorted(task.place or 0 for _, task in (*begun, *found)) == list(range(128))
+    assert sorted(task.node_index or 0 for _, task in (*begun, *found)) == list(range(128))
     await settled(other, found, post)
     await post.emptied()
 
@@ -401,4 +401,4 @@ async def test_a_leaving_worker_returns_the_tasks_that_it_did_not_start(post: Po
     keeper, begun = await keeping(post)
     await keeper.close()
     found = await (await post.hire("other")).tasks(1000)
-    assert sorted(task.place or 0 for _, task in (*begun, *found)) == list(range(128))
+    assert sorted(task.node_index or 0 for _, task in (*begun, *found)) == list(range(128))

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from dovetail.redis_client.pipelined import PipelinedRedis
-from dovetail.stores.redis.server import renew_log, watch_restarts
+from dovetail.stores.redis.doctor import renew_log, watch_restarts
 
 from ..servers.redis_server import RedisServer
 

@@ -375,7 +375,7 @@ async def test_an_end_without_details_or_of_a_later_epoch_is_read(
     silent, again = submit(two), submit()
     moves = []
     for one in (await keeper.accept(silent, NOW)).dispatch:
-        name = two.nodes[one.place].id
+        name = two.nodes[one.node_index].id
         await keeper.store.apply([Claim(silent.run_id, name, one.token, "w", NOW + 10)], NOW)
         moves.append(Fail(silent.run_id, name, one.token, {"type": "E", "message": "m"}))
     for at, move in enumerate(moves, 1):
@@ -503,7 +503,7 @@ async def test_a_failed_run_blocks_the_deletion_of_its_workflow_until_its_last_n
     run = submit(two, version=1)
     moves = []
     for one in (await keeper.accept(run, NOW)).dispatch:
-        name = two.nodes[one.place].id
+        name = two.nodes[one.node_index].id
         await keeper.store.apply([Claim(run.run_id, name, one.token, "w", NOW + 10)], NOW)
         moves.append(Fail(run.run_id, name, one.token, {"type": "E", "message": "m"}))
     (decision,) = await keeper.store.apply(moves[:1], NOW + 1)

@@ -179,7 +179,7 @@ class Dispatch(NamedTuple):
     """An order: publish this QUEUED node."""
 
     run: RunState
-    place: int
+    node_index: int
     token: Token
 
 

@@ -32,8 +32,8 @@ class StoreClock:
     def __call__(self) -> float:
         return self._offset + time.monotonic()
 
-    def told(self, there: float, asked: float, answered: float) -> None:
-        """What the store's clock said between two moments of `time.monotonic`."""
+    def follow(self, there: float, asked: float, answered: float) -> None:
+        """The store's clock was at `there` between two moments of `time.monotonic`: follow it."""
         least, most = there - answered, there - asked
         if least - NEAR_SECONDS <= self._offset <= most + NEAR_SECONDS:
             return

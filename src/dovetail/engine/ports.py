@@ -342,8 +342,8 @@ class Task(NamedTuple):
     deferred: Sequence[Deferred] = ()
     """Strings of the config that need secrets: rendered in the worker, stored nowhere."""
     cache: Caching | None = None
-    place: int | None = None
-    """Of the node in its definition, where that is known."""
+    node_index: int | None = None
+    """The position of the node in its definition, where that is known."""
     trace: str | None = None
     """The `traceparent` of its run, if runs are traced."""
 

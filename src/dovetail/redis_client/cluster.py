@@ -18,6 +18,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import hiredis
 
 from dovetail.core.errors import StoreError
+from dovetail.redis_client.url import Address
 
 SLOTS = 16_384
 MAX_REDIRECTIONS = 16
@@ -29,7 +30,6 @@ KEY_THIRD = {"XGROUP", "XINFO"}
 
 MULTI, EXEC = b"*1\r\n$5\r\nMULTI\r\n", b"*1\r\n$4\r\nEXEC\r\n"
 
-Address = tuple[str, int]
 Command = tuple[Any, ...] | bytes
 
 

@@ -20,16 +20,17 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from functools import partial
+from difflib import get_close_matches
+from functools import cache, partial
+from importlib import resources
 from typing import Any
 
 import hiredis
 
 from dovetail.core.errors import BrokenRun, StoreError
-from dovetail.redis_client import sentinel
 from dovetail.redis_client import url as redis_url
-from dovetail.redis_client.cluster import EXEC, MULTI, Address, Cluster, slot_owners
-from dovetail.redis_client.url import WrongUrl
+from dovetail.redis_client.cluster import EXEC, MULTI, Cluster, slot_owners
+from dovetail.redis_client.url import Address, RedisUrl, WrongUrl
 
 AnyCommand = tuple[Any, ...] | bytes
 
@@ -403,7 +404,7 @@ class PipelinedRedis:
         return await self.retry_errors(commands, await pending)
 
     async def retry_errors(self, commands: Sequence[Command], replies: list[Any]) -> list[Any]:
-        """The replies to commands; those that were refused are sent again."""
+        """The replies to commands; a refused command is sent again."""
         refused = [at for at, reply in enumerate(replies) if isinstance(reply, hiredis.ReplyError)]
         if not refused:
             return replies
@@ -708,7 +709,7 @@ class PipelinedRedis:
             _, wire = await self._loop.create_unix_connection(make, target.path)
             return wire
         if target.service:
-            self._leader = await self._loop.run_in_executor(None, sentinel.leader, target)
+            self._leader = await self._loop.run_in_executor(None, find_primary, target)
         host, port = self._node or self._leader or target.addresses[0]
         context = None if target.tls is None else target.tls.context()
         transport, wire = await self._loop.create_connection(
@@ -726,7 +727,7 @@ class PipelinedRedis:
             if isinstance(reply, hiredis.ReplyError):
                 raise RedisError(f"Redis refused {greeting[0]!s}: {reply}")
         if self.target.service:
-            if not sentinel.leads(await self._exchange(wire, sentinel.ROLE)):
+            if not is_primary(await self._exchange(wire, ROLE)):
                 raise RedisUnreachable(f"Redis at {self.where} does not lead yet, or no longer")
         elif self.target.tls is not None:
             # A server that misses a certificate of ours says so after the handshake (TLS 1.3).
@@ -834,3 +835,96 @@ async def scanned(
 async def every_key(pipe: PipelinedRedis, pattern: str, *, kind: str | None = None) -> list[str]:
     """All keys that match, each once."""
     return sorted({key async for keys in scanned(pipe, pattern, kind=kind) for key in keys})
+
+
+# ── sentinels ─────────────────────────────────────────────────────────────────────────────────
+
+
+SENTINEL_SECONDS = 1.0
+"""A sentinel that takes longer counts as lost: the next one is asked."""
+SENTINEL_READ_BYTES = 65536
+PRIMARY_ADDRESS = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME")
+ROLE = ("ROLE",)
+
+
+def find_primary(target: RedisUrl) -> Address:
+    """The address of the primary, as the sentinels name it.
+
+    It blocks, with a connection for each question: it is called only when a connection is opened.
+    A sentinel may be behind, so the caller checks the role of the server itself.
+
+    Raises `OSError` if none of them answers, `WrongUrl` if none of them knows the service.
+    """
+    silent, ignorant = [], []
+    for address in target.addresses:
+        try:
+            (reply,) = ask_sentinel(target, address, [(*PRIMARY_ADDRESS, target.service)])
+        except OSError as error:
+            silent.append(f"{address[0]}:{address[1]}: {error}")
+            continue
+        if reply is not None:
+            return reply[0].decode(), int(reply[1])
+        ignorant.append(address)
+    if not ignorant:
+        raise ConnectionError(f"no sentinel answers ({'; '.join(silent)})")
+    hint = _known_services(target, ignorant[0])
+    raise WrongUrl(f"no sentinel knows the service '{target.service}'{hint}")
+
+
+def is_primary(role: Any) -> bool:
+    """From a server's reply to ROLE; where ROLE is forbidden the sentinel is believed."""
+    return isinstance(role, hiredis.ReplyError) or role[0] == b"master"
+
+
+def _known_services(target: RedisUrl, address: Address) -> str:
+    try:
+        (reply,) = ask_sentinel(target, address, [("SENTINEL", "MASTERS")])
+    except OSError:
+        return ""
+    names = [one[one.index(b"name") + 1].decode() for one in reply]
+    near = get_close_matches(target.service, names, n=1)
+    if near:
+        return f"; did you mean '{near[0]}'?"
+    return f"; they know {', '.join(names)}" if names else "; they know none"
+
+
+def ask_sentinel(
+    target: RedisUrl, address: Address, commands: Sequence[tuple[str, ...]]
+) -> list[Any]:
+    """The replies of one sentinel. Raises `OSError` if it is away or refuses."""
+    seconds = min(SENTINEL_SECONDS, target.connect_seconds or SENTINEL_SECONDS)
+    with socket.create_connection(address, seconds) as plain:
+        wire = plain
+        if target.tls is not None:
+            wire = target.tls.context().wrap_socket(plain, server_hostname=address[0])
+        with wire:
+            every = [*target.sentinel_greetings(), *commands]
+            wire.sendall(b"".join(hiredis.pack_command(one) for one in every))  # type: ignore[arg-type]
+            replies = _sentinel_replies(wire, len(every))
+    for reply in replies:
+        if isinstance(reply, hiredis.ReplyError):
+            raise ConnectionRefusedError(str(reply))
+    return replies[-len(commands) :]
+
+
+def _sentinel_replies(wire: socket.socket, count: int) -> list[Any]:
+    reader = hiredis.Reader()
+    found: list[Any] = []
+    while len(found) < count:
+        data = wire.recv(SENTINEL_READ_BYTES)
+        if not data:
+            raise ConnectionResetError("the connection broke")
+        reader.feed(data)
+        while len(found) < count and (reply := reader.gets()) is not False:
+            found.append(reply)
+    return found
+
+
+# ── scripts ───────────────────────────────────────────────────────────────────────────────────
+
+
+@cache
+def load_script(package: str, *names: str) -> str:
+    """The text of these files, joined in this order."""
+    folder = resources.files(package)
+    return "\n".join(folder.joinpath(f"{name}.lua").read_text("utf-8") for name in names)

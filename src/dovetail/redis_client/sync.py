@@ -21,18 +21,20 @@ from typing import Any, TypeVar
 
 import hiredis
 
-from dovetail.redis_client import sentinel
 from dovetail.redis_client.pipelined import (
     CLOSED_AT_ONCE,
     CONNECT_SECONDS,
     LONGEST_RETRY_SECONDS,
     PATIENCE_SECONDS,
     RETRY_SECONDS,
+    ROLE,
     Command,
     PipelinedRedis,
     RedisError,
     RedisUnreachable,
     _packed,
+    find_primary,
+    is_primary,
     trust_error,
 )
 from dovetail.redis_client.url import Address, WrongUrl
@@ -200,7 +202,7 @@ class SyncRedis(PipelinedRedis):
             made.connect(target.path)
             return made
         if target.service:
-            self._leader = sentinel.leader(target)
+            self._leader = find_primary(target)
         address: Address = self._leader or target.addresses[0]
         made = socket.create_connection(address, patience)
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -221,8 +223,8 @@ class SyncRedis(PipelinedRedis):
                 self._break()
                 raise RedisError(f"Redis refused {greeting[0]!s}: {reply}")
         if self.target.service:
-            (role,) = self._roundtrip(_packed(sentinel.ROLE), 1)
-            if not sentinel.leads(role):
+            (role,) = self._roundtrip(_packed(ROLE), 1)
+            if not is_primary(role):
                 raise ConnectionError(f"Redis at {self.where} does not lead yet, or no longer")
         elif self.target.tls is not None:
             self._roundtrip(_packed(("PING",)), 1)

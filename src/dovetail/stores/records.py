@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources
@@ -10,13 +11,14 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from dovetail.core.audit.replay import JournalEntry
 from dovetail.core.dag import Graph, build_graph
 from dovetail.core.definition.model import Workflow
 from dovetail.core.errors import Changed, Conflict, InvalidParams, NotFound, Problem
 from dovetail.core.outputs import OutputReference
 from dovetail.core.states import RunStatus
-from dovetail.engine.ports import Registered, RunQuery
-from dovetail.engine.views import damage_error, summary_view, timestamp
+from dovetail.engine.ports import Registered, RunQuery, Seen
+from dovetail.engine.views import damage_error, receipt_view, summary_view, timestamp
 
 MAX_GRAPHS = 64
 
@@ -139,6 +141,11 @@ def long_enough(prefix: str) -> None:
         raise NotFound(f"'{prefix}' is too short: give at least {SHORTEST_PREFIX} characters")
 
 
+def id_range(prefix: str) -> tuple[str, str]:
+    """Between these are the ids that begin so."""
+    return prefix, prefix + "\U0010ffff"
+
+
 def run_meant(prefix: str, found: Sequence[str], where: object, what: str = "run") -> str:
     """The one run, or batch, whose id begins so, of some that do. `NotFound`, `Conflict`."""
     if prefix in found or len(found) == 1:
@@ -196,27 +203,67 @@ def workflow_view(
     }
 
 
-def batch_view(
-    batch: tuple[str, str, int, str | None],
-    counts: dict[str, int],
-    finished_at: str | None,
-    runs: Iterable[tuple[int, str, str]],
-    more: int | None,
+def workflow_item(
+    name: str, latest: int, aliases: Mapping[str, int], created_at: Any, updated_at: Any
 ) -> dict[str, Any]:
-    """`batch` is its id, workflow, count and creation time; `more` is the index of the next
-    page."""
+    """A workflow of a list."""
+    return {
+        "name": name,
+        "latest_version": latest,
+        "aliases": dict(aliases),
+        "created_at": shown_time(created_at),
+        "updated_at": shown_time(updated_at),
+    }
+
+
+def version_item(version: int, sha256: Any, created_at: Any) -> dict[str, Any]:
+    return {"version": version, "sha256": str(sha256), "created_at": shown_time(created_at)}
+
+
+def shown_time(seconds: Any) -> str | None:
+    """None for a time that cannot be read."""
+    return timestamp(seconds) if isinstance(seconds, int | float) else None
+
+
+def batch_counts(rows: Iterable[Sequence[Any]]) -> tuple[dict[str, int], int, float]:
+    """How many runs of a batch have which status, how many are finished, and the last end.
+
+    A row has a status, the number of its runs, how many of them are finished, and their last end.
+    """
+    by_status: dict[str, int] = {}
+    finished, ended = 0, 0.0
+    for status, runs, done, last in rows:
+        known = run_status(status)
+        by_status[known] = by_status.get(known, 0) + runs
+        finished += done
+        ended = max(ended, last if isinstance(last, float) else 0.0)
+    return by_status, finished, ended
+
+
+def batch_view(
+    batch: tuple[str, str, int, Any],
+    counts: dict[str, int],
+    ended: float | None,
+    rows: Sequence[tuple[Any, Any, str]],
+    limit: int,
+) -> dict[str, Any]:
+    """`batch` is its id, workflow, count and creation time; `ended` is the last end if all runs are
+    finished, and 0 if none is known; `rows` has the runs of the page, and one more if there is a
+    next page."""
     batch_id, workflow, count, created_at = batch
     return {
         "batch_id": batch_id,
         "workflow": workflow,
         "count": count,
         "counts": counts,
-        "created_at": created_at,
-        "finished_at": finished_at,
+        "created_at": shown_time(created_at),
+        "finished_at": None if ended is None else shown_time(ended or created_at),
         "runs": [
-            {"index": index, "run_id": run_id, "status": status} for index, run_id, status in runs
+            {"index": index, "run_id": run_id, "status": status}
+            for index, run_id, status in rows[:limit]
+            if isinstance(index, int) and isinstance(run_id, str)  # else the row is damaged
         ],
-        "next_cursor": None if more is None else str(more),
+        "next_cursor": str(rows[limit][0]) if len(rows) > limit else None,
     }
 
 
@@ -306,3 +353,101 @@ def weight(view: dict[str, Any]) -> int:
     result = view["result"]
     size = 0 if result is None or isinstance(result, OutputReference) else len(orjson.dumps(result))
     return size + len(orjson.dumps(view["params"]))
+
+
+class BaseRecords(ABC):
+    """What the records of every store do in the same way, over what each store reads and writes.
+
+    The promises are in `engine/ports.py`.
+    """
+
+    @property
+    @abstractmethod
+    def _where(self) -> object:
+        """The name of the store in messages."""
+
+    # ── registered workflows ─────────────────────────────────────────────────────────────
+
+    @abstractmethod
+    async def _latest(self, name: str) -> int:
+        """The newest version of a workflow. Raises `NotFound`."""
+
+    @abstractmethod
+    async def _aliases(self, name: str, latest: int) -> dict[str, int]:
+        """The versions of a workflow's aliases, `latest` among them."""
+
+    @abstractmethod
+    async def registered(self, name: str, version: int | str | None = None) -> Registered:
+        """A version by its number or alias; the latest if none is named. Raises `NotFound`."""
+
+    async def version_of(self, name: str, version: int | str | None = None) -> int:
+        """The number of a version by its number or alias. Raises `NotFound`."""
+        latest = await self._latest(name)
+        if version is None or version == LATEST:
+            return latest
+        return version_meant(name, version, await self._aliases(name, latest))
+
+    async def workflow(self, name: str, version: int | str | None = None) -> dict[str, Any]:
+        found = await self.registered(name, version)
+        return workflow_view(found, await self._aliases(name, await self._latest(name)))
+
+    async def delete_workflow(self, name: str, seen: Seen | None = None) -> None:
+        await self._latest(name)
+        refuse_active(name, await self._delete_workflow(name, seen))
+
+    @abstractmethod
+    async def _delete_workflow(self, name: str, seen: Seen | None) -> int:
+        """Delete it unless it has unfinished runs; returns how many. Raises `Changed`."""
+
+    async def set_alias(
+        self, name: str, alias: str, version: int, seen: Seen | None = None
+    ) -> dict[str, Any]:
+        refuse_latest(alias, "set")
+        found = await self.registered(name, version)
+        await self._set_alias(name, alias, found.version, seen)
+        return {"name": name, "alias": alias, "version": found.version}
+
+    @abstractmethod
+    async def _set_alias(self, name: str, alias: str, version: int, seen: Seen | None) -> None:
+        """Raises `Changed`."""
+
+    async def delete_alias(self, name: str, alias: str, seen: Seen | None = None) -> None:
+        refuse_latest(alias, "deleted")
+        await self._delete_alias(name, alias, await self._latest(name), seen)
+
+    @abstractmethod
+    async def _delete_alias(self, name: str, alias: str, latest: int, seen: Seen | None) -> None:
+        """Raises `NotFound`, `Changed`."""
+
+    # ── runs and batches ─────────────────────────────────────────────────────────────────
+
+    @abstractmethod
+    async def summary(self, run_id: str, most: int | None = None) -> dict[str, Any]:
+        """Raises `NotFound`."""
+
+    async def receipt(self, run_id: str) -> dict[str, Any]:
+        return receipt_view(await self.summary(run_id))
+
+    async def entries(self, run_id: str, after: int = 0) -> list[JournalEntry] | None:
+        """A run that lives in Redis has a log of events, and no journal of transitions."""
+        await self.summary(run_id)
+        return None
+
+    async def find_run(self, prefix: str) -> str:
+        """The one run whose id begins so."""
+        long_enough(prefix)
+        return run_meant(prefix, await self._runs_beginning_with(prefix), self._where)
+
+    async def find_batch(self, prefix: str) -> str:
+        """The one batch whose id begins so."""
+        long_enough(prefix)
+        found = await self._batches_beginning_with(prefix)
+        return run_meant(prefix, found, self._where, "batch")
+
+    @abstractmethod
+    async def _runs_beginning_with(self, prefix: str) -> list[str]:
+        """Some of the ids that begin so."""
+
+    @abstractmethod
+    async def _batches_beginning_with(self, prefix: str) -> list[str]:
+        """Some of the ids that begin so."""

@@ -18,17 +18,22 @@ from dovetail.core.outputs import OutputReference, ReadBudget
 from dovetail.core.run import RunState
 from dovetail.core.states import FINAL, RunStatus
 from dovetail.core.transitions import Decision, Submit, Transition
-from dovetail.engine.distributed.archiver import Archiver
-from dovetail.engine.distributed.restore import Restorer
+from dovetail.engine.distributed.archiver import Archiver, Restorer
 from dovetail.engine.distributed.triggers import PendingRun, TriggerService, making_seconds
 from dovetail.engine.idempotency import is_for_a_batch
 from dovetail.engine.ports import ALL_RUNS, Cached, Key, KeyUsed, RunQuery, Seen
-from dovetail.engine.views import timestamp, unread_run
+from dovetail.engine.views import unread_run
 from dovetail.redis_client.pipelined import PipelinedRedis
 from dovetail.stores.postgres.archive import PostgresArchive, StoredOutput
 from dovetail.stores.postgres.pool import PostgresConnection, PostgresPool, statements
 from dovetail.stores.postgres.records import LARGEST_NUMBER, PostgresRecords
-from dovetail.stores.records import batch_view, list_position, page_size, summary_of, until_cut
+from dovetail.stores.records import (
+    batch_counts,
+    list_position,
+    page_size,
+    summary_of,
+    until_cut,
+)
 from dovetail.stores.redis.archive import UNARCHIVED
 from dovetail.stores.redis.limits import RedisLimits
 from dovetail.stores.redis.records import RedisRecords
@@ -362,28 +367,17 @@ class TieredRecords(PostgresRecords):
 
     # ── batches ──────────────────────────────────────────────────────────────────────────
 
-    async def get_batch(
-        self, batch_id: str, *, limit: int = 100, cursor: str | None = None, counts: bool = True
-    ) -> dict[str, Any]:
-        limit = page_size(limit)
-        first = list_position(cursor, 0)
-        number, batch_id, workflow, count, created_at = await self._batch(batch_id)
-        by_status, ended = await self._counted(number, count) if counts else ({}, None)
-        rows = await self._pool.rows("batch_runs", number, first, limit + 1)
+    async def _batch_runs(
+        self, number: int, first: int, limit: int
+    ) -> Sequence[tuple[int, str, str]]:
+        rows = await super()._batch_runs(number, first, limit)
         live = await self._live([run_id for _, run_id, _ in rows[:limit]])
-        return batch_view(
-            (batch_id, workflow, count, timestamp(created_at)),
-            {status: runs for status, runs in by_status.items() if runs},
-            None if ended is None else timestamp(ended or created_at),
-            (
-                (index, run_id, live[run_id].status if run_id in live else status)
-                for index, run_id, status in rows[:limit]
-            ),
-            rows[limit][0] if len(rows) > limit else None,
-        )
+        return [
+            (index, run_id, live[run_id].status if run_id in live else status)
+            for index, run_id, status in rows
+        ]
 
     async def _counted(self, number: int, count: int) -> tuple[dict[str, int], float | None]:
-        """How many runs have which status; when the last one ended, if all have."""
         behind = await self._behind()
 
         async def read(connection: PostgresConnection) -> tuple[list[Any], list[Any]]:
@@ -393,12 +387,7 @@ class TieredRecords(PostgresRecords):
 
         # At one moment: what is archived in between would be counted twice, or not at all.
         counted, late = await self._pool.look(read)
-        by_status: dict[str, int] = {}
-        finished, ended = 0, 0.0
-        for status, runs, done, last in counted:
-            by_status[status] = runs
-            finished += done
-            ended = max(ended, last or 0.0)
+        by_status, finished, ended = batch_counts(counted)
         live = await self._live([run_id for run_id, _, _ in late])
         for run_id, status, finished_at in late:
             if run_id in live:
@@ -407,6 +396,7 @@ class TieredRecords(PostgresRecords):
                 by_status[now.status] = by_status.get(now.status, 0) + 1
                 finished += (now.finished_at is not None) - (finished_at is not None)
                 ended = max(ended, now.finished_at or 0.0)
+        by_status = {status: runs for status, runs in by_status.items() if runs}
         return by_status, ended if finished == count else None
 
     # ── workflows and limits ─────────────────────────────────────────────────────────────

@@ -6,7 +6,8 @@ all of a message is the same every time, so the common shape is filled in, not b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from math import inf
 from typing import Any
@@ -17,11 +18,12 @@ from dovetail.core.caching import Caching, is_facts
 from dovetail.core.effects import new_tuple
 from dovetail.core.events import Token
 from dovetail.core.outputs import INLINE_BYTES as MAX_INPUTS
+from dovetail.core.redaction import Redactor
 from dovetail.core.templates import Deferred
 from dovetail.core.transitions import Complete, Fail
 from dovetail.core.values import MAX_DEPTH, is_json
 from dovetail.engine.ports import Result, Task
-from dovetail.redis_client.pipelined import Command
+from dovetail.redis_client.pipelined import Command, PipelinedRedis
 
 TASK_FIELDS = ("run_id", "node_id", "token", "handler", "config", "inputs")
 RESULT_FIELDS = ("run_id", "node_id", "token", "success", "output", "error")
@@ -36,6 +38,10 @@ MAX_PLACES = 1 << 31
 """No run has so many nodes."""
 FEW_INPUTS = 8
 """Parents whose outputs are written in one go. More are written one by one: they may be large."""
+
+
+MISREAD = (ValueError, KeyError, TypeError, AttributeError, IndexError)
+"""What the reading of a malformed message raises."""
 
 
 class Malformed(ValueError):
@@ -55,8 +61,8 @@ def task_fields(task: Task) -> list[str | bytes]:
         *("run_id", task.run_id, "node_id", task.node_id, "token", str(task.token)),
         *("handler", task.handler, "config", dumps(task.config), "inputs", inputs_text(task)),
     ]
-    if task.place is not None:
-        fields += ["place", str(task.place)]
+    if task.node_index is not None:
+        fields += ["place", str(task.node_index)]
     if task.params != {}:
         fields += ["params", params_text(task)]
     if task.timeout_seconds != USUAL_TIMEOUT:
@@ -169,9 +175,9 @@ def read_results(fields: Sequence[bytes]) -> list[Result]:
 
 def _more(text: bytes) -> Iterator[Result]:
     """Completed nodes as [run_id, token, node, output, node, output, …], …"""
-    for run_id, token, *told in _output(text, behind=2):
+    for run_id, token, *nodes in _output(text, behind=2):
         start = (_text(run_id), _token(_text(token).encode()))
-        for node, output in zip(told[::2], told[1::2], strict=True):
+        for node, output in zip(nodes[::2], nodes[1::2], strict=True):
             yield new_tuple(Complete, (start[0], _text(node), start[1], output, None))
 
 
@@ -211,20 +217,20 @@ def _result(given: dict[str, bytes]) -> Result:
     )
 
 
-def _seconds(told: Any) -> float | None:
-    if told is None:
+def _seconds(value: Any) -> float | None:
+    if value is None:
         return None
-    if isinstance(told, bool) or not isinstance(told, int | float) or told < 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
         raise Malformed("a pause that it asks for is no number of seconds")
-    return float(told)
+    return float(value)
 
 
-def _chance(told: Any) -> float:
-    if told is None:
+def _chance(value: Any) -> float:
+    if value is None:
         return 0.0
-    if isinstance(told, bool) or not isinstance(told, int | float) or not 0 <= told <= 1:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
         raise Malformed("its chance is no number from 0 to 1")
-    return float(told)
+    return float(value)
 
 
 def _cache(given: dict[str, bytes]) -> Caching | None:
@@ -242,9 +248,9 @@ def _cache(given: dict[str, bytes]) -> Caching | None:
     return Caching(_text(key), kept_for, facts)
 
 
-def _error(told: Any) -> dict[str, Any]:
+def _error(value: Any) -> dict[str, Any]:
     """An error with a type and a message, both texts."""
-    error = told if isinstance(told, dict) else {"message": told}
+    error = value if isinstance(value, dict) else {"message": value}
     kind, message = error.get("type"), error.get("message")
     if not isinstance(message, str):
         message = "it did not say how" if message is None else shown(orjson.dumps(message))
@@ -263,10 +269,10 @@ def read_tasks(fields: Sequence[bytes]) -> list[Task]:
 
 def _more_tasks(text: bytes, handler: str) -> Iterator[Task]:
     """As [run_id, token, inputs, params, node, config, place, node, config, place, …], …"""
-    for run_id, token, inputs, params, *told in orjson.loads(text):
+    for run_id, token, inputs, params, *nodes in orjson.loads(text):
         start = (_text(run_id), _token(_text(token).encode()))
         with_inputs, with_params = _text(inputs).encode(), _text(params).encode()
-        for node, config, place in zip(told[::3], told[1::3], told[2::3], strict=True):
+        for node, config, place in zip(nodes[::3], nodes[1::3], nodes[2::3], strict=True):
             if not isinstance(config, dict) or not isinstance(place, int):
                 raise Malformed("a config is no object, or a place no number")
             if not 0 <= place < MAX_PLACES:
@@ -404,7 +410,7 @@ def task_messages(tasks: Iterable[Task]) -> list[Command]:
             like = task
             before, between, behind = _common(task)
         node_id, config = task.node_id.encode(), orjson.dumps(task.config)
-        place = str(task.place).encode()
+        place = str(task.node_index).encode()
         message = (before, len(node_id), node_id, between, len(config), config, behind)
         messages.append(_TASK % (*message, len(place), place))
     return messages
@@ -414,7 +420,7 @@ def _is_usual(task: Task) -> bool:
     """Whether there is nothing to say of it but what nearly every task has."""
     named = task.resource_tag is not None or task.trace is not None
     unusual = named or task.deferred or task.cache or task.timeout_seconds != USUAL_TIMEOUT
-    return not unusual and task.place is not None
+    return not unusual and task.node_index is not None
 
 
 def _are_siblings(task: Task, other: Task) -> bool:
@@ -474,7 +480,7 @@ def _task_pack(pack: Sequence[_Packable]) -> Command:
         if shared is not like:
             like = shared
             more.append([*shared])
-        more[-1] += (task.node_id, orjson.Fragment(config), task.place)
+        more[-1] += (task.node_id, orjson.Fragment(config), task.node_index)
     assert isinstance(alone, bytes)  # noqa: S101
     count, _, words = alone.partition(b"\r\n")
     behind = _words("more", orjson.dumps(more), "tasks", str(len(pack)))
@@ -546,3 +552,46 @@ def _sized(*words: bytes) -> Iterator[int | bytes]:
     for word in words:
         yield len(word)
         yield word
+
+
+# ── dead letters ──────────────────────────────────────────────────────────────────────────────
+
+
+DEAD = "wf:dead"
+MAX_DEAD = 10_000
+"""The newest are kept, and shown at `GET /dead-letters`."""
+
+
+def dead_letter_commands(
+    stream: str, number: str, reason: str, fields: Mapping[str, str], redact: Callable[[str], str]
+) -> list[Command]:
+    """What keeps a message as a dead letter, without what must not be stored."""
+
+    def text(field: str) -> str:
+        return shown(redact(field).encode())
+
+    letter = {
+        "stream": stream,
+        "id": number,
+        "reason": redact(reason),
+        "fields": {text(name): text(value) for name, value in fields.items()},
+        "time": time.time(),
+    }
+    return [("LPUSH", DEAD, orjson.dumps(letter)), ("LTRIM", DEAD, 0, MAX_DEAD - 1)]
+
+
+class DeadLetterQueue:
+    """For tasks that are given up: their nodes crashed as many workers as they may."""
+
+    def __init__(self, pipe: PipelinedRedis, redactor: Redactor) -> None:
+        self._pipe = pipe
+        self._redact = redactor.redact_shown
+
+    async def bury(self, start: tuple[str, str, Token], handler: str, reason: str) -> None:
+        run_id, node_id, token = start
+        fields = {"run_id": run_id, "node_id": node_id, "token": str(token), "handler": handler}
+        # Its messages are acknowledged and have no number any more; its key says what it was.
+        number = f"{run_id}:{node_id}:{token.epoch}"
+        await self._pipe.call_many(
+            dead_letter_commands(stream_of(handler), number, reason, fields, self._redact)
+        )

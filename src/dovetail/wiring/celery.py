@@ -47,10 +47,9 @@ from dovetail.engine.distributed.task_source import (
     waited_for,
 )
 from dovetail.engine.listener import Listener
-from dovetail.engine.ports import Calls, Result, Task
+from dovetail.engine.ports import Result, Task
 from dovetail.engine.supervisor import supervise
 from dovetail.handlers.builtin import load_registry
-from dovetail.handlers.calls import RegistryCalls
 from dovetail.handlers.registry import Registry
 from dovetail.redis_client.pipelined import Command, PipelinedRedis, RedisUnreachable
 from dovetail.redis_client.sync import SyncRedis, done
@@ -65,14 +64,19 @@ from dovetail.stores.redis.workers import (
     WorkerFacts,
     WorkerRegistry,
 )
-from dovetail.transports.broadcast import StopBroadcast
-from dovetail.transports.celery.application import QUEUE, TASK, make_app
+from dovetail.transports.celery.application import QUEUE, TASK, MessageGuard, make_app
 from dovetail.transports.celery.counts import taken
-from dovetail.transports.celery.guard import MISREAD, MessageGuard
-from dovetail.transports.dead_letters import burying
-from dovetail.transports.messages import RESULTS, Malformed, read_task, result_fields
+from dovetail.transports.messages import (
+    MISREAD,
+    RESULTS,
+    Malformed,
+    dead_letter_commands,
+    read_task,
+    result_fields,
+)
+from dovetail.transports.streams.reader import StopBroadcast
 from dovetail.wiring.distributed import connected, service_id
-from dovetail.wiring.embedded import buckets
+from dovetail.wiring.embedded import buckets, handler_calls
 
 BEAT_PATIENCE_SECONDS = 0.5
 FAREWELL_SECONDS = 2.0
@@ -187,7 +191,7 @@ class Heartbeat(bootsteps.StartStopStep):  # type: ignore[misc]
         self._pipe = SyncRedis(redis_of(settings), patience=BEAT_PATIENCE_SECONDS)
         self._fleet = WorkerRegistry(self._pipe, heartbeat_timeout=settings.heartbeat_timeout)
         self._services = ServiceRegistry(self._pipe, heartbeat_timeout=settings.heartbeat_timeout)
-        self._told: str | None = None
+        self._logged: str | None = None
         self._retries = {name: many for name, many in registry.default_retries().items() if many}
         self._secrets = registry.taking_secrets()
         self._versions = registry.later_versions()
@@ -213,9 +217,9 @@ class Heartbeat(bootsteps.StartStopStep):  # type: ignore[misc]
         try:
             done(self._fleet.beat(facts))
             wrong = done(self._services.beat(_me()))
-            if wrong is not None and wrong != self._told:
+            if wrong is not None and wrong != self._logged:
                 log.warning("%s", wrong)
-            self._told = wrong
+            self._logged = wrong
         except StoreError as error:
             log.warning("no heartbeat: %s", error)
 
@@ -286,15 +290,8 @@ class PoolProcess:
         self.settings, self.registry = state.known()
         self.worker_id = f"{state.worker_id}/{self.pid}"
         self.clock = StoreClock()
-        calls: Calls = RegistryCalls(
-            self.registry,
-            secrets=self.settings.secrets,
-            sensitive=self.settings.sensitive(),
-            max_config_bytes=self.settings.max_config_bytes,
-            max_output_bytes=self.settings.max_output_bytes,
-            max_input_bytes=self.settings.max_input_bytes,
-            elsewhere=partial(RemoteInputs, self.read_store),
-        )
+        elsewhere = partial(RemoteInputs, self.read_store)
+        calls = handler_calls(self.settings, self.registry, elsewhere=elsewhere)
         self.calls = calls if state.listener is None else state.listener.calls(calls)
         self.watch = LeaseThread(
             self._duties,
@@ -441,11 +438,13 @@ class TaskRunner:
         return found[0] if found else None
 
     def _why_not(self, task: Task) -> dict[str, Any]:
-        if task.place is None:
+        if task.node_index is None:
             return {"skipped": True}
         _, nodes, _, outputs, *_ = keys_of(task.run_id)
         node_state, output = done(
-            self.pipe.call_many([("HGET", nodes, task.place), ("HGET", outputs, task.place)])
+            self.pipe.call_many(
+                [("HGET", nodes, task.node_index), ("HGET", outputs, task.node_index)]
+            )
         )
         node = None if node_state is None else node_of(node_state.decode())
         if node is not None and node.status is NodeStatus.COMPLETED:
@@ -455,8 +454,8 @@ class TaskRunner:
         return {"skipped": True}
 
     def _tell(self, result: Result) -> None:
-        """Nobody waits for Redis to say that it has it: the next claim hears of that, or the watch.
-        Should the process die with Redis, the lease runs out, as if it had died a moment before."""
+        """Send it without waiting for the reply of Redis: the next claim reads that, or the watch.
+        If the process dies together with Redis, the lease runs out."""
         self.pipe.send_nowait([result_command(result)])
 
     def _flush(self) -> None:
@@ -511,7 +510,7 @@ def dead_letter(
     """Keep what is no message of ours where it is seen; see `StreamReader`."""
     shown = {name: str(value) for name, value in fields.items()}
     redact = Redactor(settings.sensitive()).redact_shown
-    done(pipe.call_many(burying(QUEUE, message_id, reason, shown, redact)))
+    done(pipe.call_many(dead_letter_commands(QUEUE, message_id, reason, shown, redact)))
 
 
 def _install_signals(worker: BlockingWorker) -> None:

@@ -30,11 +30,13 @@ from dovetail.core.transitions import Stop
 from dovetail.engine.cache import NodeCache
 from dovetail.engine.clock import Clock, StoreClock
 from dovetail.engine.commands import Commands
-from dovetail.engine.distributed.archiver import Archiver, ArchiveWriter
-from dovetail.engine.distributed.orchestrator import CrashLimit, DistributedOrchestrator
-from dovetail.engine.distributed.parked import ParkedRescheduler
+from dovetail.engine.distributed.archiver import Archiver, ArchiveWriter, Restorer
+from dovetail.engine.distributed.orchestrator import (
+    CrashLimit,
+    DistributedOrchestrator,
+    ParkedRescheduler,
+)
 from dovetail.engine.distributed.publisher import Publisher, TaskRenderer
-from dovetail.engine.distributed.restore import Restorer
 from dovetail.engine.distributed.task_source import (
     QueueTaskSource,
     RemoteInputs,
@@ -45,11 +47,10 @@ from dovetail.engine.distributed.triggers import AcceptedRuns, TriggerService
 from dovetail.engine.lease_keeper import DutyThread, HeldStarts, Liveness
 from dovetail.engine.limits import SharedRates
 from dovetail.engine.listener import Listener
-from dovetail.engine.ports import Calls, Task
+from dovetail.engine.ports import Task
 from dovetail.engine.supervisor import describe_error, run_every, supervise
 from dovetail.engine.worker import Worker
 from dovetail.handlers.builtin import builtin_registry
-from dovetail.handlers.calls import RegistryCalls
 from dovetail.handlers.registry import Registry
 from dovetail.redis_client.pipelined import PATIENCE_SECONDS, PipelinedRedis, RedisError
 from dovetail.stores.postgres.archive import PostgresArchive
@@ -57,14 +58,20 @@ from dovetail.stores.postgres.pool import PostgresPool
 from dovetail.stores.records import stored_definition
 from dovetail.stores.redis.archive import RedisArchiveQueue, RedisSnapshots
 from dovetail.stores.redis.definitions import UnusedDefinitions
-from dovetail.stores.redis.doctor import refuse_eviction, watch_eviction
-from dovetail.stores.redis.leases import RedisLeases
+from dovetail.stores.redis.doctor import (
+    check_writable,
+    follow_clock,
+    refuse_eviction,
+    set_clock,
+    watch_eviction,
+    watch_restarts,
+)
 from dovetail.stores.redis.limits import RedisLimits
 from dovetail.stores.redis.records import RedisRecords
 from dovetail.stores.redis.run_index import RunOrigin
-from dovetail.stores.redis.server import check_writable, follow_clock, set_clock, watch_restarts
 from dovetail.stores.redis.store import (
     InstrumentedRedisStore,
+    RedisLeases,
     RedisStore,
     SpeculativeDispatch,
     callers_of,
@@ -82,13 +89,22 @@ from dovetail.stores.redis.workers import (
     mixture,
 )
 from dovetail.stores.tiered import ArchivedAcceptedRuns, ArchivedRuns, TieredRecords, TieredRuns
-from dovetail.transports.broadcast import RunFinishedListener, StopBroadcast
-from dovetail.transports.dead_letters import DeadLetterQueue
-from dovetail.transports.messages import RESULTS
-from dovetail.transports.streams.gc import StreamGarbage
-from dovetail.transports.streams.reader import OrchestratorPeers, ResultConsumer, StreamInbox
-from dovetail.transports.streams.sender import ORCHESTRATORS, WORKERS, StreamReader, StreamSender
-from dovetail.wiring.embedded import buckets, definition_limits
+from dovetail.transports.messages import RESULTS, DeadLetterQueue
+from dovetail.transports.streams.reader import (
+    OrchestratorPeers,
+    ResultConsumer,
+    RunFinishedListener,
+    StopBroadcast,
+    StreamInbox,
+)
+from dovetail.transports.streams.sender import (
+    ORCHESTRATORS,
+    WORKERS,
+    StreamGarbage,
+    StreamReader,
+    StreamSender,
+)
+from dovetail.wiring.embedded import buckets, definition_limits, handler_calls
 
 log = logging.getLogger("dovetail.orchestrator")
 GC_SECONDS, MAX_GC_SECONDS = 60.0, 3600.0
@@ -488,13 +504,9 @@ async def working(
         )
         reader = StoreReader(partial(_input_store, settings))
         stack.callback(reader.close)
-        calls: Calls = RegistryCalls(
+        calls = handler_calls(
+            settings,
             registry,
-            secrets=settings.secrets,
-            sensitive=settings.sensitive(),
-            max_config_bytes=settings.max_config_bytes,
-            max_output_bytes=settings.max_output_bytes,
-            max_input_bytes=settings.max_input_bytes,
             outputs_as_text=True,
             elsewhere=partial(RemoteInputs, reader.call),
         )

@@ -27,10 +27,11 @@ from dovetail.engine.limits import KeptLimits, LocalLimits, TokenBucket
 from dovetail.engine.listener import Listener
 from dovetail.engine.local.orchestrator import LocalOrchestrator
 from dovetail.engine.local.task_source import LocalTaskSource
-from dovetail.engine.ports import Calls, DoctorFinding, Store
+from dovetail.engine.ports import Calls, DoctorFinding, Store, Task
 from dovetail.engine.ports import RateLimiter as RateLimits
 from dovetail.engine.worker import Worker
 from dovetail.handlers.calls import RegistryCalls
+from dovetail.handlers.inputs import OutputSource
 from dovetail.handlers.registry import Registry
 from dovetail.stores.memory import MemoryStore
 from dovetail.stores.records import stored_definition
@@ -110,6 +111,26 @@ class LocalEngine:
             self.store.abort(error)
 
 
+def handler_calls(
+    settings: Settings,
+    registry: Registry,
+    *,
+    outputs_as_text: bool = False,
+    elsewhere: Callable[[Task], OutputSource] | None = None,
+) -> Calls:
+    """Calls of these handlers, within the limits that are set. See `RegistryCalls`."""
+    return RegistryCalls(
+        registry,
+        secrets=settings.secrets,
+        sensitive=settings.sensitive(),
+        max_config_bytes=settings.max_config_bytes,
+        max_output_bytes=settings.max_output_bytes,
+        max_input_bytes=settings.max_input_bytes,
+        outputs_as_text=outputs_as_text,
+        elsewhere=elsewhere,
+    )
+
+
 @asynccontextmanager
 async def embedded(
     settings: Settings, registry: Registry, listener: Listener | None = None
@@ -120,14 +141,7 @@ async def embedded(
     back, for another process to go on with. An error takes it down at once. `listener` gets
     the events of runs.
     """
-    calls: Calls = RegistryCalls(
-        registry,
-        secrets=settings.secrets,
-        sensitive=settings.sensitive(),
-        max_config_bytes=settings.max_config_bytes,
-        max_output_bytes=settings.max_output_bytes,
-        max_input_bytes=settings.max_input_bytes,
-    )
+    calls = handler_calls(settings, registry)
     clock = steady_clock()
     shared = BucketFile(settings.db, clock)
     configured = buckets(settings).items()

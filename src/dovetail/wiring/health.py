@@ -18,8 +18,7 @@ from dovetail.engine.clock import Clock, steady_clock
 from dovetail.redis_client.pipelined import PipelinedRedis, RedisError, RedisUnreachable
 from dovetail.redis_client.url import read
 from dovetail.stores.redis.archive import RedisArchiveQueue
-from dovetail.stores.redis.doctor import refuse_eviction, warn_of_lost_writes
-from dovetail.stores.redis.server import KEY
+from dovetail.stores.redis.doctor import WRITABLE_KEY, refuse_eviction, warn_of_lost_writes
 from dovetail.stores.redis.workers import OtherTransport, ServiceRegistry, WorkerRegistry, conflict
 from dovetail.transports.celery.counts import waiting
 
@@ -79,7 +78,7 @@ class ServicesHealth:
             raise RedisUnreachable("Redis did not answer a moment ago")
         try:
             # A PING is refused while Redis cannot save, though reads are answered then.
-            await _in_time(self._pipe.call("EXISTS", KEY))
+            await _in_time(self._pipe.call("EXISTS", WRITABLE_KEY))
         except StoreError:
             self._away_until = self._clock() + AWAY_SECONDS
             raise

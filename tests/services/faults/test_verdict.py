@@ -100,7 +100,7 @@ class Play:
     def _keep(self, out: Decision) -> None:
         self.events += out.events
         for dispatch in out.dispatch:
-            who = ("r", self.run.graph.nodes[dispatch.place].id, dispatch.token)
+            who = ("r", self.run.graph.nodes[dispatch.node_index].id, dispatch.token)
             parks = self.chance.random() < 0.1
             until = self.now + 3.0
             self._todo.append(Park(*who, until) if parks else Claim(*who, "w", self.now + LEASE))

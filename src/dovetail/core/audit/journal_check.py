@@ -62,7 +62,7 @@ def verify(submit: Submit, entries: Iterable[JournalEntry]) -> tuple[RunState | 
 def _differences(entry: JournalEntry, decision: Decision) -> list[str]:
     if found := compare(entry.events, decision.events):
         return [found]
-    published = [order.place for order in decision.dispatch]
+    published = [order.node_index for order in decision.dispatch]
     if list(entry.dispatch) != published:
         return [
             f"event {entry.seq}: '{entry.kind}' published the nodes {list(entry.dispatch)}, "

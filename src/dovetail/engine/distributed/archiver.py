@@ -1,4 +1,5 @@
-"""Copies runs from Redis, the hot state, to the archive, and drops from Redis what is safe there.
+"""Copies runs from Redis, the hot state, to the archive, drops from Redis what is safe there, and
+restores runs that Redis has lost.
 
 It runs in every orchestrator. Any number of archivers side by side do no harm: each writes what it
 has read, as late and as often as it likes. No run waits for it. While the archive is away the queue
@@ -20,8 +21,12 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import NamedTuple, Protocol
 
-from dovetail.core.errors import ArchiveDown, StoreError
+from dovetail.core.errors import ArchiveDown, BrokenRun, NotFound, StoreError
+from dovetail.core.text import counted
+from dovetail.core.transitions import Submit
 from dovetail.engine.clock import Clock
+from dovetail.engine.distributed.orchestrator import DistributedOrchestrator
+from dovetail.engine.ports import Rates
 from dovetail.engine.supervisor import bisect_failures, describe_error
 
 
@@ -175,7 +180,7 @@ class ArchiveQueue(Protocol):
         ...
 
     async def acknowledge(self, claims: Sequence[ArchiveClaim]) -> None:
-        """Strike these out, but for those that moved since they were claimed."""
+        """Remove these, except runs that moved since they were claimed."""
         ...
 
     async def give_back(self, claims: Sequence[ArchiveClaim]) -> None: ...
@@ -193,11 +198,11 @@ class HotRuns(Protocol):
 
     async def known(self, run_ids: Sequence[str]) -> set[str]: ...
     async def finished(self, run_ids: Sequence[str]) -> list[str]:
-        """Those of these that are there, and have ended."""
+        """The ones of these that are there, and have ended."""
         ...
 
     def read(self, heads: Mapping[str, ArchiveHead | None]) -> AsyncIterator[dict[str, HotReading]]:
-        """What each run has beyond a head, or everything; without those that are not there. Some
+        """What each run has beyond a head, or everything; a run that is not there is left out. Some
         runs at a time, so that memory holds only these."""
         ...
 
@@ -227,7 +232,7 @@ class Archive(Protocol):
     """Where runs are kept for good. Raises `ArchiveDown` while it is away."""
 
     async def write_many(self, snapshots: Sequence[RunSnapshot]) -> dict[str, ArchiveState]:
-        """Keep them all, or none; without those whose `content` it needs."""
+        """Keep them all, or none. A run whose `content` it lacks is left out of the reply."""
         ...
 
     async def kept(self, run_ids: Iterable[str]) -> dict[str, ArchiveState]: ...
@@ -349,7 +354,7 @@ class ArchiveWriter:
         await self.hot.put_back(following, 0.0, replacing=here.generation)
 
     async def _write(self, snapshots: Sequence[RunSnapshot]) -> set[str]:
-        """Those that the archive has now."""
+        """The runs that the archive has now."""
         if not snapshots:
             return set()
         try:
@@ -371,8 +376,8 @@ class ArchiveWriter:
         return {one.run_id for one in done}
 
     def _has_taken(self, written: RunSnapshot, kept: ArchiveState | None) -> bool:
-        """If not, somebody else was there, with more of it or with another log; or something that
-        came earlier is missing. Then it comes again when its claim lapses, to be compared."""
+        """If not, another archiver wrote more of it, or another log; or earlier events are missing.
+        Then it comes again when its claim lapses, to be compared."""
         taken = kept == (written.generation, written.last_seq, written.finished)
         if kept is not None and taken and written.events and not written.finished:
             self._remember(written.run_id, ArchiveHead(kept, written.epoch, written.events[-1]))
@@ -434,8 +439,8 @@ class Archiver:
         self._unkept.update(dict.fromkeys(run_ids))
         with contextlib.suppress(StoreError, TimeoutError):
             async with asyncio.timeout(KEEP_SECONDS), self._keeping:
-                # Together with those that waited meanwhile: the runs of a batch are retried side by
-                # side.
+                # Together with the runs that waited meanwhile: the runs of a batch are retried side
+                # by side.
                 together, self._unkept = self._unkept, {}
                 await self._bring([*together])
 
@@ -536,3 +541,159 @@ async def in_spite_of_outages(duty: Callable[[], Awaitable[object]], seconds: fl
                 log.warning("the archive waits: %s", error)
             backoff = min(max(FIRST_BACKOFF_SECONDS, 2 * backoff), LONGEST_BACKOFF_SECONDS)
         await asyncio.sleep((backoff or seconds) * random.uniform(0.8, 1.2))  # noqa: S311
+
+
+# ── restoring ─────────────────────────────────────────────────────────────────────────────────
+
+
+RESTORE_SECONDS = 60.0
+RESTORE_PAGE = 1000
+MAX_CONCURRENT_RESTORES = 8
+
+KeptRates = Callable[[], Awaitable[dict[str, tuple[float, int]]]]
+
+
+class RestoreSource(Protocol):
+    """What is asked of an archive here. Raises `ArchiveDown` while it is away."""
+
+    async def read(self, run_id: str) -> RunSnapshot | None:
+        """Everything there is of a run; no status in `meta` if it was never made."""
+        ...
+
+    def submission(self, snapshot: RunSnapshot) -> Submit:
+        """What was asked for, of a run that was read."""
+        ...
+
+    async def unfinished(
+        self, created_before: float, limit: int = ..., after: str | None = None
+    ) -> list[str]: ...
+
+
+class Restorer:
+    """Puts runs that Redis has lost back from the archive.
+
+    An unfinished run that Redis does not know is restored as it was archived, or created for the
+    first time if its process died after it was accepted. Any number of processes may do it at once:
+    a run that Redis has is left alone.
+    """
+
+    def __init__(
+        self,
+        hot: HotRuns,
+        hints: ArchiveQueue,
+        archive: RestoreSource,
+        orchestrator: DistributedOrchestrator,
+        clock: Clock,
+        *,
+        lease_seconds: float,
+        recovery_timeout: float,
+        limits: KeptRates | None = None,
+        shared_limits: Rates | None = None,
+    ) -> None:
+        """`limits` are the rates in the archive, `shared_limits` the rates in Redis, which hold."""
+        self._hot = hot
+        self._hints = hints
+        self._archive = archive
+        self._orchestrator = orchestrator
+        self._clock = clock
+        self._lease_seconds = lease_seconds
+        self._recovery_timeout = recovery_timeout
+        self._limits = limits
+        self._shared_limits = shared_limits
+
+    async def run(self) -> None:
+        """At once, then every minute, for ever."""
+        await in_spite_of_outages(self.restore, RESTORE_SECONDS)
+
+    async def restore_after_loss(self) -> None:
+        """Redis has just come back, perhaps without its last writes. Restore runs that are old
+        enough now, and later the runs that were young at that moment."""
+        for pause in (0.0, self._recovery_timeout + 1.0):
+            await asyncio.sleep(pause)
+            with contextlib.suppress(StoreError):  # it is tried again every minute
+                await self.restore()
+
+    async def restore(self) -> int:
+        """Put back what is lost; how many runs that were. Younger ones may still be made."""
+        await self.restore_limits()
+        before = self._clock() - self._recovery_timeout
+        after, restored = None, 0
+        while page := await self._archive.unfinished(before, RESTORE_PAGE, after):
+            restored += await self.restore_lost(page)
+            after = page[-1]
+        if restored:
+            log.warning("restored %s that Redis did not know", counted(restored, "run"))
+        return restored
+
+    async def restore_lost(self, run_ids: Sequence[str]) -> int:
+        """Restore the unfinished ones of these that Redis does not know, however young."""
+        return sum(await bisect_failures(self._restore_some, run_ids, self._leave))
+
+    async def _leave(self, run_id: str, problem: Exception) -> Sequence[int]:
+        # A definition that is understood no more, say: it must not be in the way of others.
+        log.error("run %s cannot be restored: %s", run_id, describe_error(problem))
+        return ()
+
+    async def _restore_some(self, run_ids: Sequence[str]) -> Sequence[int]:
+        known = await self._hot.known(run_ids)
+        # A run that has ended there: the archive is behind, or Redis has lost a retry.
+        await self._hints.moved(await self._hot.finished([*known]))
+        lost = [run_id for run_id in run_ids if run_id not in known]
+        restored = 0
+        for first in range(0, len(lost), MAX_CONCURRENT_RESTORES):
+            some = lost[first : first + MAX_CONCURRENT_RESTORES]
+            restored += sum(await asyncio.gather(*map(self._restore, some)))
+        return [restored]
+
+    async def bring_back(self, run_id: str) -> None:
+        """Make a run that is archived hot again, so that it can be moved. Raises `NotFound`."""
+        if await self._hot.known([run_id]):
+            return
+        snapshot = await self._archive.read(run_id)
+        if snapshot is None:
+            raise NotFound(f"no run '{run_id}' in Redis or in the archive")
+        if not snapshot.finished:
+            await self._put_back(snapshot)
+            return
+        # From now on, not from its end: it is dropped again if it is not retried.
+        await self._hints.archived([ArchiveEntry(run_id, self._clock())])
+        await self._hot.put_back(_following(snapshot), 0.0)
+
+    async def _restore(self, run_id: str) -> bool:
+        snapshot = await self._archive.read(run_id)
+        if snapshot is None or snapshot.finished:
+            return False  # another process wrote its end meanwhile
+        try:
+            return await self._put_back(snapshot)
+        except (ValueError, LookupError, BrokenRun) as problem:
+            await self._leave(run_id, problem)
+            return False
+
+    async def _put_back(self, snapshot: RunSnapshot) -> bool:
+        """Put it back; returns whether this process did it."""
+        run_id = snapshot.run_id
+        if "status" not in snapshot.meta:
+            accepted_at = float(snapshot.meta["created_at"])
+            await self._orchestrator.submit(self._archive.submission(snapshot), accepted_at)
+            return True
+        now = self._clock()
+        # Before the run: if this process dies in between, the sweep finds no run, and no harm.
+        await self._orchestrator.timers.moved([run_id], now)
+        lease_until = now + self._lease_seconds
+        ours = await self._hot.put_back(_following(snapshot), lease_until, now=now)
+        await self._orchestrator.reconcile_run(run_id)
+        return ours
+
+    async def restore_limits(self) -> None:
+        """Set the rates of the archive in Redis: without them every tag has the usual rate."""
+        if self._limits is None or self._shared_limits is None:
+            return
+        kept, holding = await self._limits(), await self._shared_limits.all()
+        for tag, (rate, burst) in kept.items():
+            if holding.get(tag) != (rate, burst):
+                await self._shared_limits.set(tag, rate, burst)
+
+
+def _following(snapshot: RunSnapshot) -> RunSnapshot:
+    """Under the next generation: a process that still writes the one before does no harm."""
+    return replace(snapshot, generation=snapshot.generation + 1)

@@ -48,9 +48,11 @@ class TaskRenderer:
         """
         if self._has_archive:
             dispatches = [
-                order for order in dispatches if not order.run.graph.nodes[order.place].at_most_once
+                order
+                for order in dispatches
+                if not order.run.graph.nodes[order.node_index].at_most_once
             ]
-        made = {order.place: self.render(order, scope) for order in dispatches}
+        made = {order.node_index: self.render(order, scope) for order in dispatches}
         return {index: task for index, task in made.items() if isinstance(task, Task)}
 
     def render(self, order: Dispatch, scope: TemplateScope) -> Task | Fail:
@@ -151,7 +153,7 @@ class Publisher:
         once = [
             run_id
             for run_id, orders in by_run.items()
-            if any(order.run.graph.nodes[order.place].at_most_once for order in orders)
+            if any(order.run.graph.nodes[order.node_index].at_most_once for order in orders)
         ]
         if not once or self._clock() < self._record_again_at or self._record is None:
             return
@@ -191,7 +193,7 @@ class Publisher:
 
 
 def _reads_of(order: Dispatch) -> frozenset[str]:
-    return order.run.graph.nodes[order.place].config.reads
+    return order.run.graph.nodes[order.node_index].config.reads
 
 
 def _unrendered(order: Dispatch, problem: TemplateError) -> Fail:

@@ -189,7 +189,7 @@ class LocalTaskSource:
         waiting = [
             (at, key, dispatch)
             for key, (dispatch, at) in self._booked.items()
-            if dispatch.run.graph.nodes[dispatch.place].resource_tag == tag and at > now
+            if dispatch.run.graph.nodes[dispatch.node_index].resource_tag == tag and at > now
         ]
         waiting.sort(key=lambda one: one[0])
         sooner = []
@@ -221,7 +221,7 @@ def _is_running(task: Task) -> bool:
     order = task.source
     if not isinstance(order, Dispatch):
         return False
-    node = order.run.nodes[order.place]
+    node = order.run.nodes[order.node_index]
     return node.status is RUNNING and node.token == task.token
 
 

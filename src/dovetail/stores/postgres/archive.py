@@ -162,8 +162,8 @@ class PostgresArchive:
     async def unfinished(
         self, created_before: float, limit: int = 1000, after: str | None = None
     ) -> list[str]:
-        """A page of those that were accepted before then and are not finished, oldest first;
-        the next one comes `after` the last of this."""
+        """A page of the runs that were accepted before then and are not finished, oldest first. The
+        next page comes `after` the last run of this one."""
         rows = await self._pool.rows("unfinished", created_before, after, limit)
         return [run_id for (run_id,) in rows]
 
@@ -202,8 +202,8 @@ async def _write(
 
 
 async def _of_another_log(connection: PostgresConnection, pairs: _Accepted) -> set[str]:
-    """Those whose run was archived further since it was read, by somebody who saw events that were
-    lost and have other ones in their place now: only the log that goes on says so."""
+    """The runs whose log in the archive is another one. Another archiver wrote events that Redis
+    lost, and Redis has other events in their place. A comparison of the logs shows that."""
     overlapping = {
         row.run_id: snapshot.events[row.last_seq - snapshot.first_seq]
         for row, snapshot in pairs

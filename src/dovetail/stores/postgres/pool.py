@@ -183,7 +183,7 @@ class PostgresPool:
             self._refusal = None
 
     def _read_only(self) -> StoreError:
-        error = self._told(f"{self.where} is read-only; is it a replica?")
+        error = self._archive_down(f"{self.where} is read-only; is it a replica?")
         error.reason = _public(READ_ONLY)
         return error
 
@@ -198,7 +198,7 @@ class PostgresPool:
             async with asyncio.timeout(within):
                 return await self._try(work, is_whole)
         except TimeoutError as error:
-            raise self._told_of(error) from error
+            raise self._store_error(error) from error
 
     async def _try(self, work: Callable[[PostgresConnection], Awaitable[T]], is_whole: bool) -> T:
         again = True
@@ -214,7 +214,7 @@ class PostgresPool:
                 if again and _is_passing(error):
                     again = False
                     continue
-                raise self._told_of(error) from error
+                raise self._store_error(error) from error
             except asyncio.CancelledError:
                 self._break(connection)  # it may never answer, and no caller waits
                 raise
@@ -228,7 +228,7 @@ class PostgresPool:
         except ValueError:
             raise _misnamed() from None  # its own text may have a piece of a password
         except Exception as error:
-            raise self._told_of(error) from error
+            raise self._store_error(error) from error
 
     async def _distrust(self, connection: PostgresConnection, error: Exception) -> None:
         broken = _is_broken(error)
@@ -297,7 +297,7 @@ class PostgresPool:
                 await self._migrate(connection)
         except Exception as error:
             await self._distrust(connection, error)
-            raise self._told_of(error) from error
+            raise self._store_error(error) from error
         finally:
             await self._give_back(connection)
         self._migrated = True
@@ -310,13 +310,13 @@ class PostgresPool:
         except ValueError:
             raise _misnamed() from None
         except Exception as error:
-            raise self._told_of(error) from error
+            raise self._store_error(error) from error
         try:
             async with connection.transaction():
                 process = await connection.fetchval("SELECT pg_backend_pid()")
             return bool(process != connection.get_server_pid())
         except Exception as error:
-            raise self._told_of(error) from error
+            raise self._store_error(error) from error
         finally:
             with contextlib.suppress(Exception):
                 await connection.close(timeout=CONNECT_SECONDS)
@@ -360,7 +360,7 @@ class PostgresPool:
 
     # ── failures ─────────────────────────────────────────────────────────────────────────
 
-    def _told_of(self, error: Exception) -> StoreError:
+    def _store_error(self, error: Exception) -> StoreError:
         """What went wrong, and what would help. What is not of the database is raised as it is."""
         asyncpg = _library()
         if isinstance(error, asyncpg.PostgresError):
@@ -370,16 +370,18 @@ class PostgresPool:
                 self._refusal = found, asyncio.get_running_loop().time()
             return found
         if isinstance(error, TimeoutError):
-            found = self._told(f"{self.where} did not answer in time; is it overloaded or cut off?")
+            found = self._archive_down(
+                f"{self.where} did not answer in time; is it overloaded or cut off?"
+            )
             found.reason = "PostgreSQL does not answer"
         elif isinstance(error, OSError):
-            found = self._told(
+            found = self._archive_down(
                 f"{self.where} cannot be reached ({_reason(error)}); is PostgreSQL running, and "
                 "is DOVETAIL_DATABASE_URL right?"
             )
             found.reason = "PostgreSQL cannot be reached"
         elif isinstance(error, asyncpg.InterfaceError | asyncpg.InternalClientError):
-            found = self._told(
+            found = self._archive_down(
                 f"{self.where} broke the connection ({error}); try again in a moment"
             )
             found.reason = "PostgreSQL cannot be reached"
@@ -393,10 +395,10 @@ class PostgresPool:
             return _NeverWritten(f"{self.where}: {error}")
         for beginning, why in _REASONS:
             if code.startswith(beginning):
-                return self._told(why.format(where=self.where, what=error))
+                return self._archive_down(why.format(where=self.where, what=error))
         return StoreError(f"{self.where}: {error} ({code}) {_CONSOLATION}")
 
-    def _told(self, what: str) -> ArchiveDown:
+    def _archive_down(self, what: str) -> ArchiveDown:
         return ArchiveDown(f"{what} {_CONSOLATION}")
 
 

@@ -25,7 +25,7 @@ from dovetail.engine.ports import (
     Seen,
     WorkflowVersion,
 )
-from dovetail.engine.views import event_view, receipt_view, timestamp
+from dovetail.engine.views import event_view, receipt_view
 from dovetail.stores.postgres.pool import (
     MAX_CONNECTIONS,
     SCHEMA_VERSION,
@@ -36,27 +36,26 @@ from dovetail.stores.postgres.pool import (
 from dovetail.stores.records import (
     LATEST,
     PAGE_BYTES,
+    BaseRecords,
     Definitions,
     StoredDefinition,
+    batch_counts,
     batch_page,
     batch_view,
     check_seen,
     conditions,
+    id_range,
     list_position,
-    long_enough,
     no_alias,
     no_batch,
     no_run,
     no_version,
     no_workflow,
     page_size,
-    refuse_active,
-    refuse_latest,
-    run_meant,
     summary_of,
     until_cut,
-    version_meant,
-    workflow_view,
+    version_item,
+    workflow_item,
 )
 from dovetail.stores.redis.codec import event_of
 
@@ -67,10 +66,14 @@ ACCEPT_SECONDS = 4.0
 """A trigger fails soon if the database is away."""
 
 
-class PostgresRecords:
+class PostgresRecords(BaseRecords):
     def __init__(self, pool: PostgresPool) -> None:
         self._pool = pool
         self._definitions = Definitions()
+
+    @property
+    def _where(self) -> object:
+        return self._pool.where
 
     # ── runs are accepted ────────────────────────────────────────────────────────────────
 
@@ -144,7 +147,6 @@ class PostgresRecords:
         return await self._pool.transact(write)
 
     async def registered(self, name: str, version: int | str | None = None) -> Registered:
-        """A version by its number or alias; the latest if none is named. Raises `NotFound`."""
         number = await self.version_of(name, version)
         row = await self._pool.row("read_version", name, number)
         if row is None:
@@ -153,57 +155,36 @@ class PostgresRecords:
             name, row["version"], row["definition"], row["content"], row["created_at"]
         )
 
-    async def version_of(self, name: str, version: int | str | None = None) -> int:
-        """The number of a version by its number or alias. Raises `NotFound`."""
-        latest: int = (await self._workflow(name))["latest"]
-        if version is None or version == LATEST:
-            return latest
-        return version_meant(name, version, await self._aliases(name, latest))
-
-    async def _workflow(self, name: str) -> Any:
+    async def _latest(self, name: str) -> int:
         row = await self._pool.row("read_workflow", name)
         if row is None:
-            raise no_workflow(name, self._pool.where)
-        return row
+            raise no_workflow(name, self._where)
+        latest: int = row["latest"]
+        return latest
 
     async def _aliases(self, name: str, latest: int) -> dict[str, int]:
-        return {
-            **{row[0]: row[1] for row in await self._pool.rows("aliases", name)},
-            LATEST: latest,
-        }
-
-    async def workflow(self, name: str, version: int | str | None = None) -> dict[str, Any]:
-        found = await self.registered(name, version)
-        latest = (await self._workflow(name))["latest"]
-        return workflow_view(found, await self._aliases(name, latest))
+        return {**dict(await self._pool.rows("aliases", name)), LATEST: latest}
 
     async def workflows(self, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
         limit = page_size(limit)
         rows = await self._pool.rows("workflows", cursor or "", limit + 1)
         items = [
-            {
-                "name": name,
-                "latest_version": latest,
-                "aliases": {**dict(zip(aliases, versions, strict=True)), LATEST: latest},
-                "created_at": timestamp(created_at),
-                "updated_at": timestamp(updated_at),
-            }
+            workflow_item(
+                name,
+                latest,
+                {**dict(zip(aliases, versions, strict=True)), LATEST: latest},
+                created_at,
+                updated_at,
+            )
             for name, latest, created_at, updated_at, aliases, versions in rows[:limit]
         ]
         return {"items": items, "next_cursor": rows[limit - 1][0] if len(rows) > limit else None}
 
     async def versions(self, name: str) -> dict[str, Any]:
-        await self._workflow(name)
-        return {
-            "items": [
-                {"version": version, "sha256": sha256, "created_at": timestamp(created_at)}
-                for version, sha256, created_at in await self._pool.rows("versions", name)
-            ]
-        }
+        await self._latest(name)
+        return {"items": [version_item(*row) for row in await self._pool.rows("versions", name)]}
 
-    async def delete_workflow(self, name: str, seen: Seen | None = None) -> None:
-        await self._workflow(name)
-
+    async def _delete_workflow(self, name: str, seen: Seen | None) -> int:
         async def write(connection: PostgresConnection) -> int:
             sql = statements()
             latest, deleted = await connection.fetchrow(sql["lock_workflow"], name)
@@ -215,29 +196,20 @@ class PostgresRecords:
                     await connection.execute(sql[statement], name)
             return active
 
-        refuse_active(name, await self._pool.transact(write))
+        return await self._pool.transact(write)
 
-    async def set_alias(
-        self, name: str, alias: str, version: int, seen: Seen | None = None
-    ) -> dict[str, Any]:
-        refuse_latest(alias, "set")
-        found = await self.registered(name, version)
-
+    async def _set_alias(self, name: str, alias: str, version: int, seen: Seen | None) -> None:
         async def write(connection: PostgresConnection) -> None:
             sql = statements()
             latest, _ = await connection.fetchrow(sql["lock_workflow"], name)
             now = await _now_seen(connection, name, latest)
-            if now.get(alias) != found.version:
+            if now.get(alias) != version:
                 check_seen(name, seen, now)
-                await connection.execute(sql["set_alias"], name, alias, found.version)
+                await connection.execute(sql["set_alias"], name, alias, version)
 
         await self._pool.transact(write)
-        return {"name": name, "alias": alias, "version": found.version}
 
-    async def delete_alias(self, name: str, alias: str, seen: Seen | None = None) -> None:
-        refuse_latest(alias, "deleted")
-        await self._workflow(name)
-
+    async def _delete_alias(self, name: str, alias: str, latest: int, seen: Seen | None) -> None:
         async def write(connection: PostgresConnection) -> None:
             sql = statements()
             latest, _ = await connection.fetchrow(sql["lock_workflow"], name)
@@ -251,12 +223,8 @@ class PostgresRecords:
 
     # ── runs ─────────────────────────────────────────────────────────────────────────────
 
-    async def find_run(self, prefix: str) -> str:
-        """The one run whose id begins so."""
-        long_enough(prefix)
-        rows = await self._pool.rows("find_runs", prefix, prefix + "\U0010ffff")
-        found = [str(row[0]) for row in rows]
-        return run_meant(prefix, found, self._pool.where)
+    async def _runs_beginning_with(self, prefix: str) -> list[str]:
+        return [str(row[0]) for row in await self._pool.rows("find_runs", *id_range(prefix))]
 
     async def list_runs(self, query: RunQuery = ALL_RUNS) -> dict[str, Any]:
         limit = page_size(query.limit)
@@ -288,10 +256,6 @@ class PostgresRecords:
         # Of our own, wherever else it may be looked for: here it is, whatever else is away.
         return receipt_view(await PostgresRecords.summary(self, run_id))
 
-    async def entries(self, run_id: str, after: int = 0) -> None:
-        """A run that lives in Redis has a log of events, and no journal of transitions."""
-        await self.summary(run_id)
-
     async def events(
         self, run_id: str, after: int = 0, limit: int | None = None
     ) -> list[dict[str, Any]]:
@@ -320,11 +284,8 @@ class PostgresRecords:
             lambda connection: _add_batch(connection, batch_id, workflow, count, key, now)
         )
 
-    async def find_batch(self, prefix: str) -> str:
-        """The one batch whose id begins so."""
-        long_enough(prefix)
-        rows = await self._pool.rows("find_batches", prefix, prefix + "\U0010ffff")
-        return run_meant(prefix, [str(row[0]) for row in rows], self._pool.where, "batch")
+    async def _batches_beginning_with(self, prefix: str) -> list[str]:
+        return [str(row[0]) for row in await self._pool.rows("find_batches", *id_range(prefix))]
 
     async def batch_ids(
         self, *, limit: int = 50, cursor: str | None = None
@@ -342,22 +303,21 @@ class PostgresRecords:
         limit = page_size(limit)
         first = list_position(cursor, 0)
         number, batch_id, workflow, count, created_at = await self._batch(batch_id)
-        by_status: dict[str, int] = {}
-        finished, ended = 0, 0.0
-        for status, runs, done, last in (
-            await self._pool.rows("batch_counts", number) if counts else ()
-        ):
-            by_status[status] = runs
-            finished += done
-            ended = max(ended, last or 0.0)
-        rows = await self._pool.rows("batch_runs", number, first, limit + 1)
-        return batch_view(
-            (batch_id, workflow, count, timestamp(created_at)),
-            by_status,
-            timestamp(ended or created_at) if finished == count else None,
-            rows[:limit],
-            rows[limit][0] if len(rows) > limit else None,
-        )
+        by_status, ended = await self._counted(number, count) if counts else ({}, None)
+        runs = await self._batch_runs(number, first, limit)
+        return batch_view((batch_id, workflow, count, created_at), by_status, ended, runs, limit)
+
+    async def _counted(self, number: int, count: int) -> tuple[dict[str, int], float | None]:
+        """How many runs have which status; when the last one ended, if all have."""
+        counted = await self._pool.rows("batch_counts", number)
+        by_status, finished, ended = batch_counts(counted)
+        return by_status, ended if finished == count else None
+
+    async def _batch_runs(
+        self, number: int, first: int, limit: int
+    ) -> Sequence[tuple[int, str, str]]:
+        """Index, id and status of the runs of a page, and of one more."""
+        return await self._pool.rows("batch_runs", number, first, limit + 1)
 
     # ── limits ───────────────────────────────────────────────────────────────────────────
 

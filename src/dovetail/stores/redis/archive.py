@@ -184,7 +184,7 @@ class RedisSnapshots:
     async def read(
         self, heads: Mapping[str, ArchiveHead | None]
     ) -> AsyncIterator[dict[str, HotReading]]:
-        """What each run has beyond a head, or everything; without those that are not there. Some
+        """What each run has beyond a head, or everything; a run that is not there is left out. Some
         at a time: as many as have few outputs, and each other one by itself."""
         todo = dict(heads)
         while todo:

@@ -40,7 +40,7 @@ from dovetail.core.transitions import (
     Transition,
     Wake,
 )
-from dovetail.redis_client.scripts import load_script
+from dovetail.redis_client.pipelined import load_script
 
 Fields = dict[str, Any]
 
@@ -111,8 +111,8 @@ def _asks(graph: Graph, spec: NodeSpec) -> tuple[int, ...]:
 
 WIDE = 8
 MAX_NODES_BELOW = 64
-"""Nodes below those that are skipped of which Redis is told at once: that must not grow with the
-graph, and a skip that goes on beyond them is carried on from there."""
+"""How many nodes below a skipped node a call describes to Redis: it must not grow with the graph. A
+skip that goes beyond them is continued from there."""
 
 
 class GraphShape:
@@ -140,7 +140,7 @@ class GraphShape:
         ]
         """As `complete_many.lua` takes them."""
         self.needs = [_needs(graph, spec) for spec in graph.nodes]
-        """Of each node, those whose outputs it takes to make its message."""
+        """Of each node, the nodes whose outputs its message needs."""
         self.asks = [_asks(graph, spec) for spec in graph.nodes]
         """Of each node, the nodes that its condition reads."""
         plain = [_is_plain(graph, *both) for both in zip(graph.nodes, self.needs, strict=True)]
@@ -322,11 +322,16 @@ def event_of(text: bytes, seq: int, graph: Graph) -> Event:
     time, kind, epoch, place, attempt, data = orjson.loads(text)
     if data is not None:
         if "at" in data:
-            data = {"error": {**data["error"], "node": graph.nodes[data["at"]].id}}
+            data = {"error": run_error(data, graph)}
         if "cause" in data:
             data = {**data, "cause": graph.nodes[data["cause"]].id}
     name = None if place is None else graph.nodes[place].id
     return Event(seq, float(time), kind, epoch, name, attempt, data)
+
+
+def run_error(failure: Mapping[str, Any], graph: Graph) -> dict[str, Any]:
+    """The error of a run, with the id of its node instead of the index."""
+    return {**failure["error"], "node": graph.nodes[failure["at"]].id}
 
 
 def run_of(
@@ -349,8 +354,7 @@ def run_of(
     if b"max_bytes" in meta:
         run.kept_bytes, run.max_bytes = int(meta[b"kept_bytes"]), int(meta[b"max_bytes"])
     if error := meta.get(b"error"):
-        told = orjson.loads(error)
-        run.error = {**told["error"], "node": run.graph.nodes[told["at"]].id}
+        run.error = run_error(orjson.loads(error), run.graph)
     for key, text in states.items():
         run.nodes[int(key)] = node_of(text.decode())
     for place, (spec, node) in enumerate(zip(run.graph.nodes, run.nodes, strict=True)):

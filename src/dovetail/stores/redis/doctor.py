@@ -1,20 +1,32 @@
-"""Checks of a deployment on Redis, each finding with its fix."""
+"""Checks of a deployment on Redis, each finding with its fix; and what services ask of the server
+while they run."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
+
+import hiredis
 
 from dovetail.config import Settings, env_name
 from dovetail.core.audit.event_check import inconsistencies
 from dovetail.core.errors import BrokenRun, NotFound
 from dovetail.core.text import counted
+from dovetail.engine.clock import StoreClock
 from dovetail.engine.ports import DoctorFinding
-from dovetail.redis_client import sentinel
-from dovetail.redis_client.pipelined import PipelinedRedis, RedisError, RedisUnreachable, every_key
+from dovetail.redis_client.pipelined import (
+    PipelinedRedis,
+    RedisError,
+    RedisUnreachable,
+    ask_sentinel,
+    every_key,
+)
 from dovetail.redis_client.url import RedisUrl
+from dovetail.stores.redis.codec import source
 from dovetail.stores.redis.store import RedisStore
 from dovetail.stores.redis.timers import ACTIVE
 from dovetail.stores.redis.workers import (
@@ -183,7 +195,7 @@ async def _sentinels(target: RedisUrl, settings: Settings) -> list[DoctorFinding
         return []
     asking = (("SENTINEL", "MASTER", target.service),)
     replies = await asyncio.gather(
-        *(asyncio.to_thread(sentinel.ask, target, one, asking) for one in target.addresses),
+        *(asyncio.to_thread(ask_sentinel, target, one, asking) for one in target.addresses),
         return_exceptions=True,
     )
     silent = [
@@ -198,7 +210,7 @@ async def _sentinels(target: RedisUrl, settings: Settings) -> list[DoctorFinding
     facts = [dict(zip(one[0][::2], one[0][1::2], strict=True)) for one in replies]  # type: ignore[index]
     replicas = max(int(one.get(b"num-slaves", 0)) for one in facts)
     if not replicas:
-        message = f"{len(replies)} answer, and know no replica: nobody could take over"
+        message = f"{len(replies)} answer, and know no replica: no server could take over"
         return [DoctorFinding("sentinels", False, message, "start a replica: replicaof HOST PORT")]
     message = f"{len(replies)} answer, {counted(replicas, 'replica')}"
     if settings.database_url is None:
@@ -488,6 +500,83 @@ def _disagreements(settings: Settings) -> Iterator[tuple[str, str]]:
     if settings.broker_url is not None and settings.transport != "celery":
         yield (
             f"{env_name('broker_url')} is set, and {env_name('transport')} is not celery: "
-            "nobody uses it",
+            "it is not used",
             f"unset it, or set {env_name('transport')}=celery",
         )
+
+
+# ── while services run: the clock, the append-only file, refused writes ───────────────────────
+
+
+CLOCK_SECONDS = 10.0
+log = logging.getLogger("dovetail.redis")
+
+
+async def set_clock(redis: PipelinedRedis, clock: StoreClock) -> None:
+    asked = time.monotonic()
+    seconds, micros = await redis.call("TIME")
+    clock.follow(int(seconds) + int(micros) / 1e6, asked, time.monotonic())
+
+
+async def follow_clock(redis: PipelinedRedis, clock: StoreClock) -> None:
+    """For ever: clocks are set, also that of Redis, and machines sleep."""
+    while True:
+        with suppress(RedisError):
+            await set_clock(redis, clock)
+        await asyncio.sleep(CLOCK_SECONDS)
+
+
+async def watch_restarts(redis: PipelinedRedis) -> AsyncIterator[bool]:
+    """As `PipelinedRedis.after_breaks`, with the append-only file renewed first."""
+    await renew_log(redis)
+    async for is_another in redis.after_breaks():
+        if is_another:
+            await renew_log(redis)
+        yield is_another
+
+
+async def renew_log(redis: PipelinedRedis) -> None:
+    """Have every server rewrite its append-only file, unless it has done so since its start.
+
+    Redis truncates a file that ends within a transaction after the last whole command, and not
+    before its `MULTI` (7.0; Valkey fixes that with its pull request 4342). At the next start the
+    following commands are read as part of it: half of a transition is executed, long after. A file
+    that was rewritten since the start has no such end.
+    """
+    for node in redis.nodes():
+        facts = await node.info("persistence")
+        if facts.get("aof_enabled") != "1" or facts.get("aof_last_rewrite_time_sec") != "-1":
+            continue
+        (answer,) = await node.send([("BGREWRITEAOF",)])
+        if isinstance(answer, hiredis.ReplyError):  # it is at it, or we may not ask for that
+            log.debug("Redis at %s does not rewrite its log: %s", node.where, answer)
+
+
+WRITABLE_KEY = "wf:writable"
+_REFUSALS = {
+    "OOM": "its memory is full",
+    "MISCONF": "it could not save its data to its disk",
+    "READONLY": "it is a replica",
+    "NOREPLICAS": "too few of its replicas are there",
+    "LOADING": "it is starting",
+    "MASTERDOWN": "it has lost its primary",
+    "CLUSTERDOWN": "a part of its cluster is away",
+    "NOPERM": "its user may not write",
+}
+
+
+async def check_writable(redis: PipelinedRedis) -> None:
+    """Raises `RedisError`, with its reason, if Redis would refuse a write."""
+    met = (await redis.call_script(source("writable"), [WRITABLE_KEY], [])).decode()
+    if met:
+        error = RedisError(f"Redis takes no writes: {met}")
+        error.reason = "Redis accepts no writes" + _because(met)
+        raise error
+
+
+def _because(refusal: str) -> str:
+    """In a few words, without an address: it is public."""
+    for word, why in _REFUSALS.items():
+        if word in refusal.split(" ", 1)[0].lstrip("-"):
+            return f": {why}"
+    return ""

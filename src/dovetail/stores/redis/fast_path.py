@@ -98,7 +98,7 @@ def submit_args(
     if listed and submit.place is not None:
         batch = ("batch", batch_of(submit.place[0]), "place", submit.place[1])
     return [
-        *(time_text(now), nonce, _told(graph.name, submit.version), shape.roots_text),
+        *(time_text(now), nonce, _created_data(graph.name, submit.version), shape.roots_text),
         *("1" if shape.conditional_root else "0", graph.max_concurrency or 0, len(graph.nodes)),
         "" if submit.max_bytes is None else submit.max_bytes,
         *("workflow", graph.name, "version", "" if submit.version is None else submit.version),
@@ -113,7 +113,7 @@ def _unusual(graph: Graph) -> tuple[Argument, ...]:
 
 
 @lru_cache(64)
-def _told(workflow: str, version: int | None) -> bytes:
+def _created_data(workflow: str, version: int | None) -> bytes:
     """The data of run.created."""
     return orjson.dumps({"workflow": workflow, "version": version})
 
@@ -139,9 +139,9 @@ def submitted(
     graph = submit.graph
     decision = Decision()
     if events or pending:
-        told = {"workflow": graph.name, "version": submit.version}
+        data = {"workflow": graph.name, "version": submit.version}
         decision.events = [
-            Event(1, now, "run.created", 1, None, None, told),
+            Event(1, now, "run.created", 1, None, None, data),
             Event(2, now, "run.started", 1),
         ]
     if not pending:
@@ -171,9 +171,9 @@ def claimed(move: Claim, place: int, answer: Sequence[int], now: float) -> Decis
         return NOTHING
     decision = Decision()
     decision.changed.append(place)
-    told = {"worker": move.worker.replace(SEPARATOR, "/")}
+    data = {"worker": move.worker.replace(SEPARATOR, "/")}
     epoch, attempt, _ = move.token
-    decision.events.append(Event(seq, now, "node.started", epoch, move.node, attempt, told))
+    decision.events.append(Event(seq, now, "node.started", epoch, move.node, attempt, data))
     return decision
 
 
@@ -276,7 +276,7 @@ class Claims:
                 args = [*same]
                 for at in mine:
                     task = tasks[at]
-                    place = await self._place(task) if task.place is None else task.place
+                    place = await self._place(task) if task.node_index is None else task.node_index
                     if place is None:
                         continue
                     if task.token is not last:  # what became ready together has one
@@ -362,8 +362,8 @@ class Claims:
 
     async def _place(self, task: Task) -> int | None:
         """Where the node is in its definition: the message says so, or the run does."""
-        if task.place is not None:
-            return task.place
+        if task.node_index is not None:
+            return task.node_index
         header = await self._headers.find(task.run_id)
         return None if header is None else header.run.graph.index.get(task.node_id)
 

@@ -29,31 +29,28 @@ from dovetail.engine.ports import (
     Seen,
     WorkflowVersion,
 )
-from dovetail.engine.views import damage_error, event_view, receipt_view, summary_view, timestamp
+from dovetail.engine.views import damage_error, event_view, summary_view
 from dovetail.redis_client.pipelined import PipelinedRedis
 from dovetail.stores.records import (
     LATEST,
     PAGE_BYTES,
+    BaseRecords,
     Definitions,
     batch_view,
     changed,
     list_position,
-    long_enough,
     no_alias,
     no_batch,
     no_run,
     no_version,
     no_workflow,
     page_size,
-    refuse_active,
-    refuse_latest,
-    run_meant,
     run_status,
-    version_meant,
-    workflow_view,
+    version_item,
+    workflow_item,
 )
 from dovetail.stores.redis.accepted import RedisAcceptedRuns
-from dovetail.stores.redis.codec import event_of, source
+from dovetail.stores.redis.codec import event_of, run_error, source
 from dovetail.stores.redis.definitions import definition, definition_key, stored_graph
 from dovetail.stores.redis.limits import RedisLimits
 from dovetail.stores.redis.run_index import (
@@ -86,7 +83,7 @@ _SUMMARY = (
 )
 
 
-class RedisRecords:
+class RedisRecords(BaseRecords):
     every_move = False
     outlives = False
     """What is accepted here is lost with this Redis, as are the runs."""
@@ -112,6 +109,10 @@ class RedisRecords:
         self._lists = RunIndex(redis)
         self._acceptance = RedisAcceptedRuns(redis, self._definitions)
 
+    @property
+    def _where(self) -> object:
+        return "Redis"
+
     # ── registered workflows ─────────────────────────────────────────────────────────────
 
     async def register(
@@ -130,7 +131,6 @@ class RedisRecords:
         return WorkflowVersion(name, version, created=bool(created))
 
     async def registered(self, name: str, version: int | str | None = None) -> Registered:
-        """A version by its number or alias; the latest if none is named. Raises `NotFound`."""
         number = await self.version_of(name, version)
         kept = await self._redis.call("HGET", f"{workflow_key(name)}:versions", number)
         if kept is None:
@@ -140,13 +140,6 @@ class RedisRecords:
         if content is None:
             raise NotFound(f"the definition of workflow '{name}' is not in Redis any more")
         return Registered(name, number, int(sha256, 16), content, float(created_at))
-
-    async def version_of(self, name: str, version: int | str | None = None) -> int:
-        """The number of a version by its number or alias. Raises `NotFound`."""
-        latest = await self._latest(name)
-        if version is None or version == LATEST:
-            return latest
-        return version_meant(name, version, await self._aliases(name, latest))
 
     async def _latest(self, name: str) -> int:
         latest, deleted = None, None
@@ -162,10 +155,6 @@ class RedisRecords:
         flat = await self._redis.call("HGETALL", f"{workflow_key(name)}:aliases")
         kept = sorted((flat[at].decode(), int(flat[at + 1])) for at in range(0, len(flat), 2))
         return {**dict(kept), LATEST: latest}
-
-    async def workflow(self, name: str, version: int | str | None = None) -> dict[str, Any]:
-        found = await self.registered(name, version)
-        return workflow_view(found, await self._aliases(name, await self._latest(name)))
 
     async def workflows(self, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
         limit = page_size(limit)
@@ -189,13 +178,8 @@ class RedisRecords:
         )
         if latest is None or deleted == b"1":
             return None
-        return {
-            "name": name,
-            "latest_version": int(latest),
-            "aliases": await self._aliases(name, int(latest)),
-            "created_at": timestamp(float(created_at)),
-            "updated_at": timestamp(float(updated_at)),
-        }
+        aliases = await self._aliases(name, int(latest))
+        return workflow_item(name, int(latest), aliases, float(created_at), float(updated_at))
 
     async def versions(self, name: str) -> dict[str, Any]:
         await self._latest(name)
@@ -203,19 +187,17 @@ class RedisRecords:
         items = []
         for version, kept in sorted((int(flat[at]), flat[at + 1]) for at in range(0, len(flat), 2)):
             sha256, created_at = kept.decode().split(" ")
-            when = timestamp(float(created_at))
-            items.append({"version": version, "sha256": sha256, "created_at": when})
+            items.append(version_item(version, sha256, float(created_at)))
         return {"items": items}
 
-    async def delete_workflow(self, name: str, seen: Seen | None = None) -> None:
-        await self._latest(name)
+    async def _delete_workflow(self, name: str, seen: Seen | None) -> int:
         active = await self._delete(name, seen)
         if active:  # as the list has it, which may be behind
             key = f"{workflow_key(name)}:{OPEN}"
             listed = await self._redis.call("ZRANGE", key, 0, MAX_CHECKED - 1)
             await self._lists.refresh(map(run_id_of, listed))
             active = await self._delete(name, seen)
-        refuse_active(name, active)
+        return active
 
     async def _delete(self, name: str, seen: Seen | None) -> int:
         key = workflow_key(name)
@@ -229,24 +211,17 @@ class RedisRecords:
             raise changed(name)
         return active
 
-    async def set_alias(
-        self, name: str, alias: str, version: int, seen: Seen | None = None
-    ) -> dict[str, Any]:
-        refuse_latest(alias, "set")
-        found = await self.registered(name, version)
+    async def _set_alias(self, name: str, alias: str, version: int, seen: Seen | None) -> None:
         key = workflow_key(name)
         done = await self._redis.call_script(
             source("records_seen", "records_alias"),
             [f"{key}:versions", f"{key}:aliases", key],
-            [alias, found.version, _as_seen(seen)],
+            [alias, version, _as_seen(seen)],
         )
         if done < 0:
             raise changed(name)
-        return {"name": name, "alias": alias, "version": found.version}
 
-    async def delete_alias(self, name: str, alias: str, seen: Seen | None = None) -> None:
-        refuse_latest(alias, "deleted")
-        latest = await self._latest(name)
+    async def _delete_alias(self, name: str, alias: str, latest: int, seen: Seen | None) -> None:
         key = workflow_key(name)
         done = await self._redis.call_script(
             source("records_seen", "records_unalias"),
@@ -288,11 +263,8 @@ class RedisRecords:
     async def begun(self, submits: Sequence[Submit], created_at: float) -> None:
         await self._lists.begun(submits, created_at)
 
-    async def find_run(self, prefix: str) -> str:
-        """The one run whose id begins so."""
-        long_enough(prefix)
-        found = await self._lists.beginning_with(prefix, 5) if is_text(prefix) else []
-        return run_meant(prefix, found, "Redis")
+    async def _runs_beginning_with(self, prefix: str) -> list[str]:
+        return await self._lists.beginning_with(prefix, 5) if is_text(prefix) else []
 
     async def list_runs(self, query: RunQuery = ALL_RUNS) -> dict[str, Any]:
         most = query.max_result_bytes
@@ -334,8 +306,7 @@ class RedisRecords:
         if kept["error"] or kept["finished_at"]:
             graph = await self._graph(kept["definition"], kept["retries"])
             if kept["error"]:
-                told = orjson.loads(kept["error"])
-                error = {**told["error"], "node": graph.nodes[told["at"]].id}
+                error = run_error(orjson.loads(kept["error"]), graph)
             if kept["finished_at"]:
                 result = await self._result(run_id, graph, most)
         return summary_view(
@@ -375,13 +346,6 @@ class RedisRecords:
         if graph is None:
             raise NotFound(f"the definition {digest.decode()} is not in Redis any more")
         return graph
-
-    async def receipt(self, run_id: str) -> dict[str, Any]:
-        return receipt_view(await self.summary(run_id))
-
-    async def entries(self, run_id: str, after: int = 0) -> None:
-        """A run in Redis has a log of events, and no journal of transitions."""
-        await self.summary(run_id)
 
     async def events(
         self, run_id: str, after: int = 0, limit: int | None = None
@@ -450,11 +414,8 @@ class RedisRecords:
         """Make a batch whose runs come later. Raises `KeyUsed`."""
         await self._acceptance.open_batch(batch_id, workflow, count, key, now)
 
-    async def find_batch(self, prefix: str) -> str:
-        """The one batch whose id begins so."""
-        long_enough(prefix)
-        found = await self._lists.batches_beginning_with(prefix, 5) if is_text(prefix) else []
-        return run_meant(prefix, found, "Redis", "batch")
+    async def _batches_beginning_with(self, prefix: str) -> list[str]:
+        return await self._lists.batches_beginning_with(prefix, 5) if is_text(prefix) else []
 
     async def batch_ids(
         self, *, limit: int = 50, cursor: str | None = None
@@ -485,11 +446,11 @@ class RedisRecords:
             by_status = {s: every[s] for s in STATUSES if every[s] > 0}
         runs = await self._runs_of(batch_id, first, count, limit + 1)
         return batch_view(
-            (batch_id, workflow, count, timestamp(created_at)),
+            (batch_id, workflow, count, created_at),
             by_status,
-            timestamp(ended or created_at) if finished == count else None,
-            runs[:limit],
-            runs[limit][0] if len(runs) > limit else None,
+            (ended or 0.0) if finished == count else None,
+            runs,
+            limit,
         )
 
     async def _runs_of(

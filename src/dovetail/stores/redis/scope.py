@@ -434,8 +434,8 @@ class ConditionEvaluator:
             commands: list[Command] = [("HMGET", own + "meta", "status", "epoch", "pending")]
             if ready:
                 commands.append(("HMGET", own + "deps", *ready))
-            scope, told = await self._scopes.of(run, [*reads], behind=commands)
-            status, epoch, pending = told[0]
+            scope, replies = await self._scopes.of(run, [*reads], behind=commands)
+            status, epoch, pending = replies[0]
             if status is None:  # dropped, or lost with Redis
                 self._headers.forget(run.id)
             if not pending:
@@ -444,7 +444,7 @@ class ConditionEvaluator:
             if {*named} <= {*ready}:
                 break
             ready = named
-        fed = _fed(header, ready, told[1])
+        fed = _fed(header, ready, replies[1])
         results = {
             place: await self._evaluate(header, place, scope)
             for place in named

@@ -128,12 +128,12 @@ class WorkerRegistry:
         return frozenset(await self.announced())
 
     async def served(self) -> frozenset[str]:
-        """Those of a worker that is alive."""
+        """Every handler of a worker that is alive."""
         alive = [one for one in await self.workers() if one["alive"]]
         return frozenset(name for one in alive for name in one["handlers"])
 
     async def quick(self) -> frozenset[str]:
-        """Those for which a worker that is alive took but a moment lately."""
+        """Handlers for which a worker that is alive took but a moment lately."""
         known = [one for one in await self._remembered() if "left" not in one and one.get("quick")]
         replies = zip(known, await self._alive(known), strict=True)
         return frozenset(name for one, is_alive in replies if is_alive for name in one["quick"])
@@ -343,13 +343,13 @@ async def announced(
     await services.join(me)
 
     async def beat() -> None:
-        told: str | None = None
+        logged: str | None = None
         while True:
             await asyncio.sleep(pause)
             wrong = await services.beat(me)
-            if wrong is not None and wrong != told:
+            if wrong is not None and wrong != logged:
                 log.warning("%s", wrong)
-            told = wrong
+            logged = wrong
 
     beating = asyncio.create_task(supervise("announcing", beat))
     try:

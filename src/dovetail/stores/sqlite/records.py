@@ -28,28 +28,28 @@ from dovetail.engine.ports import (
     Seen,
     WorkflowVersion,
 )
-from dovetail.engine.views import event_view, receipt_view, timestamp
+from dovetail.engine.views import event_view
 from dovetail.stores.records import (
     LATEST,
     PAGE_BYTES,
+    BaseRecords,
+    batch_counts,
     batch_page,
     batch_view,
     check_seen,
     conditions,
+    id_range,
     list_position,
-    long_enough,
     no_alias,
     no_batch,
     no_run,
     no_version,
     no_workflow,
     page_size,
-    refuse_active,
-    refuse_latest,
-    run_meant,
     run_status,
     summary_of,
-    version_meant,
+    version_item,
+    workflow_item,
     workflow_view,
 )
 from dovetail.stores.sqlite.file import (
@@ -73,11 +73,15 @@ log = logging.getLogger("dovetail.store")
 MAX_AHEAD_SECONDS = 60.0
 
 
-class SqliteRecords:
+class SqliteRecords(BaseRecords):
     def __init__(self, store: SqliteStore) -> None:
         self._store = store
         self._aside: set[Any] = set()
         """Tags with unreadable limits that were logged."""
+
+    @property
+    def _where(self) -> object:
+        return self._store.file.path
 
     def _one(self, name: str, *values: Any) -> Any:
         rows = self._store.rows(name, *values)
@@ -106,9 +110,7 @@ class SqliteRecords:
         return made
 
     async def registered(self, name: str, version: int | str | None = None) -> Registered:
-        """A version by its number or alias; the latest if none is named. Raises `NotFound`."""
-        workflow = self._workflow(name)
-        number = self._version_number(name, workflow[1], version)
+        number = await self.version_of(name, version)
         row = self._one("read_version", name, number)
         if row is not None and not _is_version(row):
             raise self._damaged(f"version {number} of workflow '{name}'", "register it again")
@@ -116,30 +118,21 @@ class SqliteRecords:
             raise no_version(name, version, await self.versions(name))
         return Registered(name, row[0], row[1], row[3], row[2])
 
-    async def version_of(self, name: str, version: int | str | None = None) -> int:
-        """The number of a version by its number or alias. Raises `NotFound`."""
-        return self._version_number(name, self._workflow(name)[1], version)
-
-    def _workflow(self, name: str) -> Any:
+    async def _latest(self, name: str) -> int:
         row = self._one("read_workflow", name)
         if row is None or row[4]:
-            raise no_workflow(name, self._store.file.path)
+            raise no_workflow(name, self._where)
         if not isinstance(row[1], int):
             raise self._damaged(f"workflow '{name}'", "delete it and register it again")
-        return row
+        return row[1]
 
     def _damaged(self, what: str, fix: str) -> BrokenRecord:
         return BrokenRecord(
-            f"{what} in {self._store.file.path} cannot be read, and all others can: restore the "
+            f"{what} in {self._where} cannot be read, and all others can: restore the "
             f"file from a copy, or {fix}"
         )
 
-    def _version_number(self, name: str, latest: int, version: int | str | None) -> int:
-        if version is None or version == LATEST:
-            return latest
-        return version_meant(name, version, self._aliases(name, latest))
-
-    def _aliases(self, name: str, latest: int) -> dict[str, int]:
+    async def _aliases(self, name: str, latest: int) -> dict[str, int]:
         return {**_aliases(self._store.rows("aliases", name)), LATEST: latest}
 
     async def workflow(self, name: str, version: int | str | None = None) -> dict[str, Any]:
@@ -149,36 +142,24 @@ class SqliteRecords:
         except orjson.JSONDecodeError:
             what = f"version {found.version} of workflow '{name}'"
             raise self._damaged(what, "register it again") from None
-        return workflow_view(found, self._aliases(name, self._workflow(name)[1]), definition)
+        aliases = await self._aliases(name, await self._latest(name))
+        return workflow_view(found, aliases, definition)
 
     async def workflows(self, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
         limit = page_size(limit)
         rows = self._store.rows("workflows", cursor or "", limit + 1)
         items = [
-            {
-                "name": name,
-                "latest_version": latest,
-                "aliases": self._aliases(name, latest),
-                "created_at": _time(created_at),
-                "updated_at": _time(updated_at),
-            }
+            workflow_item(name, latest, await self._aliases(name, latest), created_at, updated_at)
             for name, latest, created_at, updated_at in rows[:limit]
             if isinstance(name, str) and isinstance(latest, int)  # else the doctor reports it
         ]
         return {"items": items, "next_cursor": rows[limit - 1][0] if len(rows) > limit else None}
 
     async def versions(self, name: str) -> dict[str, Any]:
-        self._workflow(name)
-        return {
-            "items": [
-                {"version": version, "sha256": str(sha256), "created_at": _time(created_at)}
-                for version, sha256, created_at in self._store.rows("versions", name)
-            ]
-        }
+        await self._latest(name)
+        return {"items": [version_item(*row) for row in self._store.rows("versions", name)]}
 
-    async def delete_workflow(self, name: str, seen: Seen | None = None) -> None:
-        self._workflow(name)
-
+    async def _delete_workflow(self, name: str, seen: Seen | None) -> int:
         def write(connection: sqlite3.Connection) -> int:
             sql = statements()
             check_seen(name, seen, _now_seen(connection, name))
@@ -189,27 +170,19 @@ class SqliteRecords:
                 connection.execute(sql["drop_aliases"], (name,))
             return active
 
-        refuse_active(name, await self._store.transact(write))
+        active: int = await self._store.transact(write)
+        return active
 
-    async def set_alias(
-        self, name: str, alias: str, version: int, seen: Seen | None = None
-    ) -> dict[str, Any]:
-        refuse_latest(alias, "set")
-        found = await self.registered(name, version)
-
+    async def _set_alias(self, name: str, alias: str, version: int, seen: Seen | None) -> None:
         def write(connection: sqlite3.Connection) -> None:
             now = _now_seen(connection, name)
-            if now.get(alias) != found.version:
+            if now.get(alias) != version:
                 check_seen(name, seen, now)
-                connection.execute(statements()["set_alias"], (name, alias, found.version))
+                connection.execute(statements()["set_alias"], (name, alias, version))
 
         await self._store.transact(write)
-        return {"name": name, "alias": alias, "version": found.version}
 
-    async def delete_alias(self, name: str, alias: str, seen: Seen | None = None) -> None:
-        refuse_latest(alias, "deleted")
-        self._workflow(name)
-
+    async def _delete_alias(self, name: str, alias: str, latest: int, seen: Seen | None) -> None:
         def write(connection: sqlite3.Connection) -> None:
             now = _now_seen(connection, name)
             if alias not in now:
@@ -221,11 +194,8 @@ class SqliteRecords:
 
     # ── runs ─────────────────────────────────────────────────────────────────────────────
 
-    async def find_run(self, prefix: str) -> str:
-        """The one run whose id begins so."""
-        long_enough(prefix)
-        found = [row[0] for row in self._store.rows("find_runs", prefix, prefix + "\U0010ffff")]
-        return run_meant(prefix, found, self._store.file.path)
+    async def _runs_beginning_with(self, prefix: str) -> list[str]:
+        return [row[0] for row in self._store.rows("find_runs", *id_range(prefix))]
 
     async def list_runs(self, query: RunQuery = ALL_RUNS) -> dict[str, Any]:
         limit, most = page_size(query.limit), query.max_result_bytes
@@ -242,11 +212,8 @@ class SqliteRecords:
     async def summary(self, run_id: str, most: int | None = None) -> dict[str, Any]:
         row = self._one("summary", run_id, most)
         if row is None:
-            raise no_run(run_id, self._store.file.path)
+            raise no_run(run_id, self._where)
         return summary_of(row)
-
-    async def receipt(self, run_id: str) -> dict[str, Any]:
-        return receipt_view(await self.summary(run_id))
 
     async def entries(self, run_id: str, after: int = 0) -> list[JournalEntry]:
         """The journal of a run, from the piece that has the event `after` + 1 on."""
@@ -257,7 +224,7 @@ class SqliteRecords:
         """The first and the last piece that may have events after this one."""
         row = self._one("is_finished", run_id)
         if row is None:
-            raise no_run(run_id, self._store.file.path)
+            raise no_run(run_id, self._where)
         first, last = piece(row[0], 0), piece(row[0], PIECES - 1)
         found = self._one("piece_with", first, last, min(after, _LAST_NUMBER) + 1)
         return (first if found is None or found[0] is None else found[0]), last
@@ -285,7 +252,7 @@ class SqliteRecords:
     def _batch(self, batch_id: str) -> Any:
         row = self._one("read_batch", batch_id)
         if row is None:
-            raise no_batch(batch_id, self._store.file.path)
+            raise no_batch(batch_id, self._where)
         if not isinstance(row[2], str) or not isinstance(row[3], int):
             raise self._damaged(f"batch '{batch_id}'", "make another one of its items")
         return row
@@ -299,11 +266,8 @@ class SqliteRecords:
             lambda connection: add_batch(connection, batch_id, workflow, count, key, now)
         )
 
-    async def find_batch(self, prefix: str) -> str:
-        """The one batch whose id begins so."""
-        long_enough(prefix)
-        found = [row[0] for row in self._store.rows("find_batches", prefix, prefix + "\U0010ffff")]
-        return run_meant(prefix, found, self._store.file.path, "batch")
+    async def _batches_beginning_with(self, prefix: str) -> list[str]:
+        return [row[0] for row in self._store.rows("find_batches", *id_range(prefix))]
 
     async def batch_ids(
         self, *, limit: int = 50, cursor: str | None = None
@@ -320,25 +284,15 @@ class SqliteRecords:
     ) -> dict[str, Any]:
         limit = page_size(limit)
         number, batch_id, workflow, count, created_at = self._batch(batch_id)
-        by_status: dict[str, int] = {}
-        finished, ended = 0, 0.0
-        for status, runs, done, last in self._store.rows("batch_counts", number) if counts else ():
-            known = run_status(status)
-            by_status[known] = by_status.get(known, 0) + runs
-            finished += done
-            ended = max(ended, last if isinstance(last, float) else 0.0)
+        counted = self._store.rows("batch_counts", number) if counts else ()
+        by_status, finished, ended = batch_counts(counted)
         rows = self._store.rows("batch_runs", number, list_position(cursor, 0), limit + 1)
-        readable = (
-            (index, run_id, run_status(status))
-            for index, run_id, status in rows[:limit]
-            if isinstance(index, int) and isinstance(run_id, str)
-        )
         return batch_view(
-            (batch_id, workflow, count, _time(created_at)),
+            (batch_id, workflow, count, created_at),
             by_status,
-            _time(ended or created_at) if finished == count else None,
-            readable,
-            rows[limit][0] if len(rows) > limit else None,
+            ended if finished == count else None,
+            [(index, run_id, run_status(status)) for index, run_id, status in rows],
+            limit,
         )
 
     # ── limits ───────────────────────────────────────────────────────────────────────────
@@ -354,7 +308,7 @@ class SqliteRecords:
                     "the rate limit of %r in %s cannot be read and does not hold; set it again: "
                     "dovetail limits set",
                     tag,
-                    self._store.file.path,
+                    self._where,
                 )
         return found
 
@@ -373,7 +327,7 @@ class SqliteRecords:
                 fix = "restore the file from a copy"
                 if kind == "index":
                     sql = " ".join(statement.split())
-                    fix = f'sqlite3 {self._store.file.path} "{sql}"'
+                    fix = f'sqlite3 {self._where} "{sql}"'
                 yield DoctorFinding("schema", False, f"the {kind} {name} is missing", fix)
 
     def _damage_findings(self) -> Iterable[DoctorFinding]:
@@ -514,7 +468,3 @@ def _is_limit(tag: Any, rate: Any, burst: Any) -> bool:
         and SLOWEST <= rate <= FASTEST
         and 1 <= burst <= LARGEST_BURST
     )
-
-
-def _time(seconds: Any) -> str | None:
-    return timestamp(seconds) if isinstance(seconds, int | float) else None

@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from dovetail.redis_client.pipelined import Command, PipelinedRedis
-from dovetail.redis_client.scripts import load_script
+from dovetail.redis_client.pipelined import Command, PipelinedRedis, load_script
 
 COUNTS, WAITING, MARKS = "wf:broker", "wf:broker:waiting", "wf:broker:marks"
 """How many were `sent` and `taken`; how many wait, by handler; when how many had been sent."""

@@ -243,10 +243,12 @@ class KombuBroker:
         self._thread.shutdown(wait=False)
 
     async def _in_thread(self, work: Callable[[], int | None]) -> int:
-        done = await asyncio.get_running_loop().run_in_executor(self._thread, self._told, work)
+        done = await asyncio.get_running_loop().run_in_executor(
+            self._thread, self._or_broker_error, work
+        )
         return done or 0
 
-    def _told(self, work: Callable[[], int | None]) -> int | None:
+    def _or_broker_error(self, work: Callable[[], int | None]) -> int | None:
         try:
             return work()
         except Exception as error:  # whichever of many libraries it comes from

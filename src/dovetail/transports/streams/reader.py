@@ -1,4 +1,4 @@
-"""Reads streams: the inbox of a worker, and the results that an orchestrator applies.
+"""Reads streams: the inbox of a worker, the results that an orchestrator applies, and broadcasts.
 
 A fast worker reads ahead, and a message may hold several tasks. A worker gives back tasks that it
 has read and cannot begin, if other workers are idle.
@@ -21,10 +21,18 @@ from typing import Any, Protocol
 
 import hiredis
 
+from dovetail.core.errors import StoreError
+from dovetail.core.events import Token
+from dovetail.core.transitions import Stop
 from dovetail.engine.ports import Result, Task
 from dovetail.engine.supervisor import BackgroundTask, bisect_failures, describe_error
-from dovetail.redis_client.pipelined import Command, PipelinedRedis, RedisError, in_transaction
-from dovetail.redis_client.scripts import load_script
+from dovetail.redis_client.pipelined import (
+    Command,
+    PipelinedRedis,
+    RedisError,
+    in_transaction,
+    load_script,
+)
 from dovetail.transports.messages import (
     FEWEST_PACKED,
     RESULTS,
@@ -33,8 +41,11 @@ from dovetail.transports.messages import (
     task_messages,
 )
 from dovetail.transports.streams.sender import (
+    BLOCK_MILLISECONDS,
     COMPANY_SECONDS,
+    ENDS,
     FEW_AT_ONCE,
+    STOPS,
     Entry,
     StreamMessage,
     StreamReader,
@@ -49,7 +60,7 @@ FARTHEST_AHEAD = 8
 SHARE_SECONDS, LONG_SECONDS = 0.1, 1.0
 """So long a worker may do nothing with what it keeps, and so long it may take to begin all of it,
 before that is for others."""
-TOLD_SECONDS, MAX_SENT_BYTES = 3.0, 16 << 20
+REPEAT_SECONDS, MAX_SENT_BYTES = 3.0, 16 << 20
 """While its log is synced, Redis replies up to two seconds before the log has a write."""
 
 Received = tuple[StreamMessage, Task]
@@ -97,9 +108,9 @@ class StreamInbox:
         self._sent: deque[tuple[asyncio.Future[list[Any]], list[Command]]] = deque()
         """What is on its way. Handlers that end by themselves report by themselves, several at
         once."""
-        self._told: deque[tuple[float, int, list[Command]]] = deque()
+        self._last_sent: deque[tuple[float, int, list[Command]]] = deque()
         """What was sent lately: when, its size, and the messages."""
-        self._told_bytes = 0
+        self._last_sent_bytes = 0
         self._stale_seconds = stale_seconds
         self._look_at = time.monotonic() + LOOK_SECONDS
 
@@ -225,11 +236,13 @@ class StreamInbox:
     def _remember(self, commands: list[Command]) -> None:
         now = time.monotonic()
         size = sum(len(one) if isinstance(one, bytes) else len(str(one)) for one in commands)
-        self._told.append((now, size, commands))
-        self._told_bytes += size
-        while self._told[0][0] < now - TOLD_SECONDS or self._told_bytes > MAX_SENT_BYTES:
-            self._told_bytes -= self._told.popleft()[1]
-            if not self._told:
+        self._last_sent.append((now, size, commands))
+        self._last_sent_bytes += size
+        while (
+            self._last_sent[0][0] < now - REPEAT_SECONDS or self._last_sent_bytes > MAX_SENT_BYTES
+        ):
+            self._last_sent_bytes -= self._last_sent.popleft()[1]
+            if not self._last_sent:
                 return
 
     async def mend(self) -> None:
@@ -242,7 +255,7 @@ class StreamInbox:
         """It may lack the end of its log: what was sent last is sent again. Whatever it still has
         is refused the second time."""
         await self._pipe.call_many(
-            [command for _, _, commands in self._told for command in commands]
+            [command for _, _, commands in self._last_sent for command in commands]
         )
 
     async def _arrived(self) -> None:
@@ -258,11 +271,11 @@ class StreamInbox:
     async def _deliver(self, reply: asyncio.Future[list[Any]], commands: list[Command]) -> None:
         again = commands
         with contextlib.suppress(RedisError):
-            told = [] if reply.cancelled() else await reply
-            if len(told) > len(commands):  # they went as one, and the last answer is of all
-                told = told[-1]
-            if told and not isinstance(told, hiredis.ReplyError):
-                answers = zip(commands, told, strict=True)
+            replies = [] if reply.cancelled() else await reply
+            if len(replies) > len(commands):  # they went as one, and the last answer is of all
+                replies = replies[-1]
+            if replies and not isinstance(replies, hiredis.ReplyError):
+                answers = zip(commands, replies, strict=True)
                 again = [one for one, bad in answers if isinstance(bad, hiredis.ReplyError)]
         while again:
             try:
@@ -420,7 +433,7 @@ class ResultConsumer:
         await self._reader.bury(message, problem)
         return ()
 
-    # ── and those that were read before ──────────────────────────────────────────────────
+    # ── results that were read before ────────────────────────────────────────────────────
 
     async def reclaim_from_dead_peers(self, peers: OrchestratorPeers) -> None:
         """Results that an orchestrator has read whose lease then lapsed."""
@@ -440,8 +453,8 @@ class ResultConsumer:
             await asyncio.sleep(pause)
 
     async def retry_unapplied(self) -> None:
-        """The same of our own: results that we have read and then were not able to apply. Not
-        those that were read just now, which may be under way."""
+        """Apply results that this orchestrator has read and was not able to apply. A result that it
+        read just now may be under way and is left alone."""
         reader, idle = self._reader, UNDER_WAY_SECONDS
         while True:
             await self.unapplied.wait()
@@ -455,3 +468,121 @@ class ResultConsumer:
     async def _take_again(self, messages: Sequence[StreamMessage]) -> None:
         await self._apply(messages, again=True)
         await self._reader.acknowledge(messages)
+
+
+# ── broadcasts ────────────────────────────────────────────────────────────────────────────────
+
+
+worker_log = logging.getLogger("dovetail.worker")
+
+
+class StopBroadcast:
+    """Orders to stop, as every worker hears them."""
+
+    def __init__(self, blocking: PipelinedRedis) -> None:
+        self._feed = Broadcast(blocking, STOPS)
+
+    async def open(self) -> None:
+        """Listen from now on; else from the first call of `next` on."""
+        await self._feed.open()
+
+    async def next(self) -> list[Stop]:
+        """The orders since the last call; waits a second for some."""
+        found: list[Stop] = []
+        for given in await self._feed.next():
+            try:
+                token = Token.parse(given[b"token"].decode())
+                order = Stop(given[b"run_id"].decode(), given[b"node_id"].decode(), token)
+            except (LookupError, ValueError) as problem:
+                worker_log.warning("no order to stop: %s", problem)
+            else:
+                found.append(order)
+        return found
+
+
+class Broadcast:
+    """A stream that every listener reads, from the moment it begins to listen.
+
+    A message is a hint: a caller that receives none for a while reads the run.
+    """
+
+    def __init__(self, blocking: PipelinedRedis, stream: str) -> None:
+        self._blocking = blocking
+        self._stream = stream
+        self._after = ""
+
+    async def open(self) -> None:
+        """Listen from now on."""
+        # Not "$", which would mean another moment at each call.
+        newest = await self._blocking.call("XREVRANGE", self._stream, "+", "-", "COUNT", 1)
+        self._after = newest[0][0].decode() if newest else "0-0"
+
+    async def next(self) -> list[dict[bytes, bytes]]:
+        """The messages since the last call; waits a second for one."""
+        if not self._after:
+            await self.open()
+        command = ("XREAD", "BLOCK", BLOCK_MILLISECONDS, "STREAMS", self._stream, self._after)
+        reply = await self._blocking.call(*command)
+        found = []
+        for _, entries in reply or ():
+            for number, fields in entries:
+                self._after = number.decode()
+                found.append(dict(zip(fields[::2], fields[1::2], strict=True)))
+        return found
+
+
+LISTEN_SECONDS = 1.0
+
+
+class RunFinishedListener:
+    """The ends of runs, on one connection for all callers of a process that wait for one.
+
+    Use `async with`; it listens once a caller waits.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._waiting: dict[str, set[asyncio.Future[None]]] = {}
+        self._listening: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> RunFinishedListener:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._listening is not None:
+            self._listening.cancel()
+            await asyncio.gather(self._listening, return_exceptions=True)
+
+    async def next(self, run_id: str) -> None:
+        """Return when it is worth to look whether this run has ended: it has, or some time has
+        passed."""
+        if self._listening is None:
+            self._listening = asyncio.create_task(self._listen())
+        finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(run_id, set()).add(finished)
+        try:
+            await asyncio.wait([finished], timeout=LISTEN_SECONDS)
+        finally:
+            waiting = self._waiting.get(run_id)
+            if waiting is not None:
+                waiting.discard(finished)
+                if not waiting:
+                    del self._waiting[run_id]
+
+    async def _listen(self) -> None:
+        while True:
+            with contextlib.suppress(StoreError):
+                async with PipelinedRedis(self._url) as pipe:
+                    feed = Broadcast(pipe, ENDS)
+                    await feed.open()
+                    self._wake(list(self._waiting))  # it may have ended before we listened
+                    while True:
+                        for message in await feed.next():
+                            self._wake(message[b"run_ids"].decode().split(" "))
+            await asyncio.sleep(LISTEN_SECONDS)
+
+    def _wake(self, run_ids: list[str]) -> None:
+        for run_id in run_ids:
+            for finished in self._waiting.pop(run_id, ()):
+                if not finished.done():
+                    finished.set_result(None)

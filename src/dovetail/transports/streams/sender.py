@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -25,14 +25,17 @@ from dovetail.redis_client.pipelined import (
     Command,
     PipelinedRedis,
     RedisError,
+    every_key,
     is_replaced,
     is_temporary,
+    load_script,
 )
-from dovetail.redis_client.scripts import load_script
-from dovetail.transports.dead_letters import burying
 from dovetail.transports.messages import (
     FEWEST_MESSAGES,
+    MISREAD,
     RESULTS,
+    TASKS,
+    dead_letter_commands,
     packed_task_messages,
     read_results,
     read_tasks,
@@ -46,7 +49,7 @@ WORKERS, ORCHESTRATORS = "workers", "orchestrators"
 MARK = "dovetail-mark"
 """A consumer that reads nothing: a group without it is of a stream that was lost, and made anew."""
 MAX_STOPS = 10_000
-MAX_ENDS, TOLD_AT_ONCE = 250, 16
+MAX_ENDS, ENDS_PER_MESSAGE = 250, 16
 """Few: they take memory for good, and a listener that misses one reads the run a second later."""
 FEW_AT_ONCE, MAX_SETTLED = 4, 1000
 BLOCK_MILLISECONDS = 1000
@@ -92,8 +95,8 @@ async def _oldest_unread(pipe: PipelinedRedis, stream: str, group: str) -> float
     if isinstance(groups, hiredis.ReplyError):
         return None
     after = b"0-0"
-    for told in groups:
-        facts = dict(zip(told[::2], told[1::2], strict=True))
+    for flat in groups:
+        facts = dict(zip(flat[::2], flat[1::2], strict=True))
         if facts[b"name"] == group.encode():
             after = facts[b"last-delivered-id"]
     found = await pipe.call("XRANGE", stream, b"(" + after, "+", "COUNT", 1)
@@ -108,7 +111,7 @@ class StreamSender:
 
     def __init__(self, pipe: PipelinedRedis, quick: Quick | None = None) -> None:
         """`quick` says which handlers take but a moment: several of their tasks may travel in one
-        message, as whoever gets them is soon done with all of them."""
+        message, as the worker that gets them is soon done with all of them."""
         self._pipe = pipe
         self._sent_to: set[str] = set()
         self._marked: set[str] = set()
@@ -123,8 +126,8 @@ class StreamSender:
     def sending(self, tasks: Sequence[Task]) -> Awaitable[object]:
         """On their way when this returns, and there when that does.
 
-        Those of a handler as one: a worker that waits would be woken by the first of them, and go
-        to work on that alone.
+        The tasks of a handler go as one transaction: the first of them would wake a waiting worker,
+        which would begin with that task alone.
         """
         by_handler: dict[str, list[Task]] = {}
         for task in tasks:
@@ -159,11 +162,12 @@ class StreamSender:
     async def announce(self, run_ids: Iterable[str]) -> None:
         """Announce the end of these runs to callers that wait for it."""
         ended = list(run_ids)
-        told = [
-            " ".join(ended[at : at + TOLD_AT_ONCE]) for at in range(0, len(ended), TOLD_AT_ONCE)
+        messages = [
+            " ".join(ended[at : at + ENDS_PER_MESSAGE])
+            for at in range(0, len(ended), ENDS_PER_MESSAGE)
         ]
         await self._pipe.call_many(
-            [("XADD", ENDS, "MAXLEN", "~", MAX_ENDS, "*", "run_ids", some) for some in told]
+            [("XADD", ENDS, "MAXLEN", "~", MAX_ENDS, "*", "run_ids", some) for some in messages]
         )
 
     async def oldest_result(self) -> float | None:
@@ -242,7 +246,7 @@ class StreamReader:
     async def received(
         self, streams: Sequence[str], limit: int, *, wait: bool = True
     ) -> list[Entry]:
-        """The same, as they came; those that are there already, unless it may `wait`."""
+        """The same, not decoded; without `wait`, only messages that are there already."""
         for stream in streams:
             if stream not in self._known:
                 await self._open(stream)
@@ -376,16 +380,16 @@ class StreamReader:
             unacknowledged = None
             try:
                 if stream == RESULTS:
-                    told: Sequence[Any] = read_results(fields)
+                    contents: Sequence[Any] = read_results(fields)
                 else:
-                    told = read_tasks(fields)
-                    unacknowledged = [len(told)] if len(told) > 1 else None
-            except (ValueError, KeyError, TypeError, AttributeError, IndexError) as problem:
+                    contents = read_tasks(fields)
+                    unacknowledged = [len(contents)] if len(contents) > 1 else None
+            except MISREAD as problem:
                 await self._bury(stream, number, fields, problem)
             else:
                 found += [
                     new_tuple(StreamMessage, (stream, number, content, unacknowledged))
-                    for content in told
+                    for content in contents
                 ]
         return found
 
@@ -404,6 +408,107 @@ class StreamReader:
         self, stream: str, number: str, fields: Any, problem: Exception
     ) -> None:
         texts = [field.decode(errors="replace") for field in fields]
-        told = dict(zip(texts[::2], texts[1::2], strict=False))
+        named = dict(zip(texts[::2], texts[1::2], strict=False))
         reason = str(problem) or type(problem).__name__
-        await self._pipe.call_many(burying(stream, number, reason, told, self._redact))
+        await self._pipe.call_many(
+            dead_letter_commands(stream, number, reason, named, self._redact)
+        )
+
+
+# ── garbage collection ────────────────────────────────────────────────────────────────────────
+
+
+MAX_DISMISSED = 500
+"""Consumers of one stream per look."""
+MAX_LOOKED_AT, READ_TOGETHER = 1000, 50
+"""Messages of one stream per look, and per read: each may be as large as a config."""
+
+Workers = Callable[[], Awaitable[Sequence[Mapping[str, Any]]]]
+Over = Callable[[Iterable[str]], Awaitable[Collection[str]]]
+
+
+class StreamGarbage:
+    """Removes dead consumers and dead messages from the streams.
+
+    A worker that was killed stays a consumer of every stream that it read, and each one makes Redis
+    slower. Where no worker serves a handler, nothing refuses the messages of runs that have ended.
+    A consumer that is removed by mistake is one again with its next read, and a message that is
+    removed by mistake is sent again: any number of processes may do this at once.
+    """
+
+    def __init__(
+        self, pipe: PipelinedRedis, workers: Workers, over: Over, *, idle_seconds: float
+    ) -> None:
+        """`workers` lists the workers, in the fields of the API; `over` says which of these runs
+        have ended, or are gone. A consumer that was idle for less is left alone."""
+        self._pipe = pipe
+        self._workers = workers
+        self._over = over
+        self._idle_milliseconds = idle_seconds * 1000
+        self._looked_up_to: dict[str, bytes] = {}
+        """Of streams that are longer than one look."""
+
+    async def clear(self) -> None:
+        alive = [worker for worker in await self._workers() if worker["alive"]]
+        names = {worker["worker_id"] for worker in alive}
+        served = {TASKS + handler for worker in alive for handler in worker["handlers"]}
+        for stream in await every_key(self._pipe, f"{TASKS}*", kind="stream"):
+            await self._dismiss_idle(stream, names)
+            if stream not in served:  # else a worker comes to them, and they are refused
+                await self._drop_of_ended(stream)
+
+    # ── consumers ────────────────────────────────────────────────────────────────────────
+
+    async def _dismiss_idle(self, stream: str, alive: Collection[str]) -> None:
+        """By name as well: Redis 7.0 takes one for idle that reads all the time and finds nothing.
+
+        What they hold is looked at again with the dismissal, as one."""
+        (reply,) = await self._pipe.send([("XINFO", "CONSUMERS", stream, WORKERS)])
+        if isinstance(reply, hiredis.ReplyError):
+            return  # it has no reader yet, or it is gone
+        consumers = [dict(zip(one[::2], one[1::2], strict=True)) for one in reply]
+        idle = [
+            name
+            for one in consumers
+            if not one[b"pending"] and one[b"idle"] >= self._idle_milliseconds
+            if (name := one[b"name"].decode()) != MARK and name not in alive
+        ]
+        await self._pipe.call_many(
+            [
+                self._pipe.script_command(
+                    load_script(__package__, "dismiss"), [stream], [WORKERS, name]
+                )
+                for name in idle[:MAX_DISMISSED]
+            ]
+        )
+
+    # ── messages ─────────────────────────────────────────────────────────────────────────
+
+    async def _drop_of_ended(self, stream: str) -> None:
+        """From where we were last time, and from the beginning once there is nothing behind it."""
+        after = self._looked_up_to.pop(stream, b"0-0")
+        for _ in range(MAX_LOOKED_AT // READ_TOGETHER):
+            reading = ("XRANGE", stream, b"(" + after, "+", "COUNT", READ_TOGETHER)
+            entries = await self._pipe.call(*reading)
+            await self._drop(stream, {number: _runs_of(fields) for number, fields in entries})
+            if len(entries) < READ_TOGETHER:
+                return
+            after = entries[-1][0]
+        self._looked_up_to[stream] = after
+
+    async def _drop(self, stream: str, messages: Mapping[bytes, Collection[str]]) -> None:
+        over = set(await self._over({run for runs in messages.values() for run in runs}))
+        useless = [number for number, runs in messages.items() if runs and over.issuperset(runs)]
+        if useless:
+            # Acknowledged first: a message that is deleted while pending stays pending for ever.
+            await self._pipe.call_many(
+                [("XACK", stream, WORKERS, *useless), ("XDEL", stream, *useless)]
+            )
+
+
+def _runs_of(fields: Any) -> set[str]:
+    """The runs of the tasks in a message; none of a malformed message, which its reader rejects."""
+    try:
+        return {task.run_id for task in read_tasks(fields)}
+    except MISREAD:
+        return set()

@@ -4,9 +4,9 @@
 local groups = redis.pcall('XINFO', 'GROUPS', KEYS[1])
 if groups.err then return end -- there is no such stream
 local from_ms, from_seq
-for _, told in ipairs(groups) do
+for _, flat in ipairs(groups) do
   local facts = {}
-  for k = 1, #told, 2 do facts[told[k]] = told[k + 1] end
+  for k = 1, #flat, 2 do facts[flat[k]] = flat[k + 1] end
   local id, more = facts['last-delivered-id'], 1
   if facts['pending'] > 0 then
     id, more = redis.call('XPENDING', KEYS[1], facts['name'])[2], 0

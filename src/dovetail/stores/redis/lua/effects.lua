@@ -361,16 +361,16 @@ local function leave_pending(ready, first, queue)
   out.pending = rest
 end
 
--- How many parents a node has and whether it has a condition; nothing if that was not told.
-local function family_of(i, told)
+-- How many parents a node has and whether it has a condition; nothing if the call does not say it.
+local function family_of(i, families)
   if graph ~= nil then return #graph.parents[i + 1], graph.conditional[i + 1] end
-  local family = told[tostring(i)]
+  local family = families[tostring(i)]
   if family ~= nil then return family[1], family[2] end
 end
 
 -- {child, its parents} of each child of a node whose family is known.
-local function children_of(i, told)
-  if graph == nil then return told[tostring(i)][3] end
+local function children_of(i, families)
+  if graph == nil then return families[tostring(i)][3] end
   local children = {}
   for k, child in ipairs(graph.children[i + 1]) do
     children[k] = {child, #graph.parents[child + 1]}
@@ -379,8 +379,8 @@ local function children_of(i, told)
 end
 
 -- Conditions are templates, and templates are not for Redis: a rule that makes such a node ready
--- leaves everything that became ready with it pending, until it is told the verdicts. A skip that
--- comes to a node of which nothing was told waits there, too.
+-- leaves everything that became ready with it pending, until a call brings the verdicts. A skip
+-- that comes to a node that the call does not describe waits there, too.
 local function resolve(ready, queue, verdicts, families)
   local k = 1
   while k <= #ready do
@@ -428,7 +428,7 @@ local function resolve(ready, queue, verdicts, families)
   fill_slots_and_finish()
 end
 
--- A node is COMPLETED: count it off at its children and queue those that are ready.
+-- A node is COMPLETED: count it off at its children and queue the children that are ready.
 local function complete_children(children)
   local ready, conditional = {}, false
   for _, child in ipairs(children) do

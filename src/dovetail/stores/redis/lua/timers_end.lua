@@ -1,4 +1,4 @@
--- timers_end: remove runs that have ended, except those that moved later: they were retried.
+-- timers_end: remove runs that have ended. A run that moved later was retried, and stays.
 --   KEYS[1]  wf:active  zset  run -> when it moved last
 --   ARGV[1]  the time of the end   ARGV[2]… runs
 -- returns the runs that were removed
