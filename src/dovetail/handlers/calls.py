@@ -27,7 +27,7 @@ from dovetail.core.redaction import Redactor
 from dovetail.core.templates import MAX_CONFIG_SIZE, render_deferred, secrets_read
 from dovetail.core.values import MAX_BYTES, NotJson, encode
 from dovetail.engine.ports import OnLines, Report, Task
-from dovetail.handlers.context import Context, TrackedContext
+from dovetail.handlers.context import Context, TrackedContext, unread
 from dovetail.handlers.failure import describe
 from dovetail.handlers.inputs import InputBudget, OutputSource, inputs_of
 from dovetail.handlers.log_capture import CURRENT, WORKER_LOGGER, LogRules
@@ -64,7 +64,7 @@ class RegistryCalls:
         self._redactor = Redactor({**self._secrets, **(sensitive or {})})
         self._outputs_as_text = outputs_as_text and not self._redactor
 
-    def open(self, task: Task, report: Report, on_lines: OnLines) -> HandlerCall:
+    def open(self, task: Task, report: Report, on_lines: OnLines = unread) -> HandlerCall:
         try:
             handler = self._registry.get(task.handler)
             config = task.config

@@ -45,7 +45,7 @@ def _unheard(fraction: float, message: str) -> None:
     """Ignores progress."""
 
 
-def _unread(log: AttemptLog) -> None:
+def unread(log: AttemptLog) -> None:
     """Ignores lines."""
 
 
@@ -90,7 +90,7 @@ class Context:
         redactor: Redactor | None = None,
         seen: Callable[[str, Any], None] | None = None,
         log_rules: LogRules | None = None,
-        on_lines: OnLines = _unread,
+        on_lines: OnLines = unread,
     ) -> None:
         """`report_progress` is called in the handler's own thread.
 
