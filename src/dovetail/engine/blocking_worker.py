@@ -151,8 +151,8 @@ class BlockingWorker:
             if held.finish():
                 if held.has_progress:
                     self._watch.call(self._watch.flush)
-                if held.log is not None:
-                    self._log(held.log.drain())
+                if held.log is not None and (chunks := held.log.drain()):
+                    self._log(chunks)
                 send(result)
                 return result
             if isinstance(result, Complete):  # too late: it is only logged
@@ -456,8 +456,8 @@ class LeaseThread:
     async def _tell_timeout(self, held: RunningTask) -> None:
         late = timed_out(held.task, random.random())  # noqa: S311
         held.call.end_log()
-        if held.log is not None:
-            (await self._ready()).task_source.log(held.log.drain())
+        if held.log is not None and (chunks := held.log.drain()):
+            (await self._ready()).task_source.log(chunks)
         await (await self._ready()).task_source.report([late])
 
     async def _hand_back(self, held: RunningTask) -> None:
