@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import pytest
 
 from dovetail.config import Settings
 from dovetail.core.events import Token
+from dovetail.core.node_logs import LogChunk
 from dovetail.core.run import RunState
 from dovetail.engine import lease_keeper, watchdog
 from dovetail.engine.lease_keeper import DutyThread, HeldStarts, Liveness
@@ -126,10 +127,16 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, str]]:
     """Lines of logs that were handed in: node, level, message."""
     found: list[tuple[str, str, str]] = []
 
-    def log(self: Any, chunks: Any) -> None:
+    init = LocalTaskSource.__init__
+
+    def log(chunks: Sequence[LogChunk]) -> None:
         found.extend((c.node, line.level, line.message) for c in chunks for line in c.lines)
 
-    monkeypatch.setattr(LocalTaskSource, "log", log, raising=False)
+    def made(self: Any, *args: Any, **named: Any) -> None:
+        init(self, *args, **named)
+        self.log = log
+
+    monkeypatch.setattr(LocalTaskSource, "__init__", made)
     return found
 
 

@@ -28,7 +28,7 @@ class HandedIn:
         self.order: list[str] = []
         self.calls = 0
 
-    def log(self, source: Any, chunks: Sequence[LogChunk]) -> None:
+    def log(self, chunks: Sequence[LogChunk]) -> None:
         self.calls += 1
         self.chunks += chunks
         self.order += [f"log {chunk.node}" for chunk in chunks]
@@ -57,11 +57,9 @@ def handed_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[HandedIn]:
             return await report(moves)
 
         self.report = noted
+        self.log = it.log
 
     monkeypatch.setattr(LocalTaskSource, "__init__", made)
-    monkeypatch.setattr(
-        LocalTaskSource, "log", lambda self, chunks: it.log(self, chunks), raising=False
-    )
     yield it
 
 

@@ -22,6 +22,7 @@ from dovetail.cli.board import Board, NodeRow, id_width, row_line
 from dovetail.cli.text import JOINERS, Line, counted, duration
 from dovetail.core.states import FINAL, NodeStatus
 from dovetail.core.text import visible
+from dovetail.handlers.log_capture import cover_streams
 
 PICTURES_PER_SECOND = 10
 # What is below the rows: the summary, and the line the cursor stands on.
@@ -54,6 +55,13 @@ def _live(console: Console, picture: Callable[[], Text]) -> Live:
     )
 
 
+def _start(live: Live) -> None:
+    """The view replaces both streams. What handlers print must reach their logs before the view,
+    which would put it on the screen as its own."""
+    live.start(refresh=True)
+    cover_streams()
+
+
 def _painted(lines: Iterable[Line]) -> Text:
     text = Text(no_wrap=True, overflow="ellipsis", end="")
     for number, line in enumerate(lines):
@@ -75,7 +83,7 @@ class LiveLines:
         self._live = _live(_console(), self._picture)
 
     def begin(self) -> None:
-        self._live.start(refresh=True)
+        _start(self._live)
 
     def refresh(self) -> None:
         """Nothing to do here."""
@@ -103,7 +111,7 @@ class LiveView:
     def begin(self, workflow: str, run_id: str, passed: float = 0.0) -> None:
         self._title = f"{run_id[:6]} {workflow}"
         self._began = time.monotonic() - passed
-        self._live.start(refresh=True)
+        _start(self._live)
 
     def show(self, event: Mapping[str, Any]) -> None:
         with self._lock:
