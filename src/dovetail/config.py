@@ -286,9 +286,7 @@ class Settings(BaseModel):
     log_level: Annotated[
         Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], BeforeValidator(_upper)
     ] = Field("INFO", description="what handlers log from this level on is kept in their logs")
-    capture_output: bool = Field(
-        True, description="what handlers print is kept in their logs, too"
-    )
+    capture_output: bool = Field(True, description="what handlers print is kept in their logs, too")
     node_log_bytes: Annotated[int, _number, Field(ge=MIN_LOG_BYTES)] = Field(
         DEFAULT_LOG_BYTES, description="the log of one attempt: its first quarter and the newest"
     )

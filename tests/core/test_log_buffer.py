@@ -87,13 +87,13 @@ class TestLogBuffer:
         assert len(stored.messages()) == 100
 
     def test_the_longest_possible_line_fits_into_one_chunk(self) -> None:
-        longest = line(message_of("\0" * 50_000, str), **fields_of({"a": "\0" * 50_000}, lambda x: x))
+        longest = line(
+            message_of("\0" * 50_000, str), **fields_of({"a": "\0" * 50_000}, lambda x: x)
+        )
         assert measured(longest).size <= MAX_CHUNK_BYTES
 
     @given(
-        st.lists(
-            st.one_of(st.integers(1, 900), st.just("take")), min_size=1, max_size=200
-        ),
+        st.lists(st.one_of(st.integers(1, 900), st.just("take")), min_size=1, max_size=200),
         st.integers(2000, 20_000),
     )
     def test_the_first_quarter_and_the_newest_rest_stay_and_what_is_missing_is_counted(
@@ -149,8 +149,10 @@ class TestLogBuffer:
 class TestMessages:
     @pytest.mark.parametrize(
         ("number", "name"),
-        [(0, "DEBUG"), (5, "DEBUG"), (10, "DEBUG"), (19, "DEBUG"), (20, "INFO"), (25, "INFO")]
-        + [(30, "WARNING"), (39, "WARNING"), (40, "ERROR"), (50, "CRITICAL"), (99, "CRITICAL")],
+        [
+            *[(0, "DEBUG"), (5, "DEBUG"), (19, "DEBUG"), (20, "INFO"), (25, "INFO")],
+            *[(30, "WARNING"), (39, "WARNING"), (40, "ERROR"), (50, "CRITICAL"), (99, "CRITICAL")],
+        ],
     )
     def test_a_level_without_a_name_counts_as_the_next_lower_one(
         self, number: int, name: str
@@ -214,8 +216,13 @@ class TestFields:
         for _ in range(100):
             deep = [deep]
         wide = {f"key{number}": "x" * 3000 for number in range(1000)}
-        for given in ({"deep": deep}, wide, {"k" * 100_000: "v" * 100_000}, {"l": list(range(9999))}):
-            found = fields_of(given, lambda value: value)
+        for fields in (
+            {"deep": deep},
+            wide,
+            {"k" * 100_000: "v" * 100_000},
+            {"l": list(range(9999))},
+        ):
+            found = fields_of(fields, lambda value: value)
             assert len(orjson.dumps(found)) <= MAX_FIELDS_BYTES + 100
         assert fields_of(wide, lambda value: value)["…"].endswith("more")
 

@@ -7,7 +7,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -44,7 +44,7 @@ class HandedIn:
 
 
 @pytest.fixture
-def handed_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[HandedIn]:
+def handed_in(monkeypatch: pytest.MonkeyPatch) -> HandedIn:
     it = HandedIn()
     init = LocalTaskSource.__init__
 
@@ -60,7 +60,7 @@ def handed_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[HandedIn]:
         self.log = it.log
 
     monkeypatch.setattr(LocalTaskSource, "__init__", made)
-    yield it
+    return it
 
 
 async def says(config: dict[str, Any], ctx: Any) -> str:
@@ -161,7 +161,9 @@ async def test_each_attempt_has_a_log_of_its_own(handed_in: HandedIn) -> None:
             raise ValueError
 
     async with engine(twice) as it:
-        await it.run({"a": {"handler": "twice", "max_retries": 1, "retry": {"base_delay_seconds": 0}}})
+        await it.run(
+            {"a": {"handler": "twice", "max_retries": 1, "retry": {"base_delay_seconds": 0}}}
+        )
     assert [(c.attempt, c.number, c.lines[0].message) for c in handed_in.chunks] == [
         (1, 0, "attempt 1"),
         (2, 0, "attempt 2"),

@@ -28,12 +28,13 @@ from dovetail.handlers.context import Context
 from dovetail.handlers.log_capture import CURRENT, AttemptLog, LogRules, capturing
 
 SECRET = "hunter2-hunter2"
+RULES = LogRules()
 
 
 class Node:
     """An attempt, and what its log got."""
 
-    def __init__(self, rules: LogRules = LogRules(), name: str = "n") -> None:
+    def __init__(self, rules: LogRules = RULES, name: str = "n") -> None:
         self.told: list[AttemptLog] = []
         self.chunks: list[LogChunk] = []
         self.context = Context(
@@ -591,12 +592,16 @@ class TestThreads:
                     time.sleep(0)
                     sys.stderr.write(f"{number}\n")
 
+        def all_of(works: list[Callable[[], None]]) -> None:
+            for work in works:
+                work()
+
         def handler(node: Node, pools: list[ThreadPoolExecutor]) -> None:
             name = node.context.node_id
             for number in range(0, 120, 4):
                 works = [partial(says, name, number + i) for i in range(4)]
                 pool = chance.choice(pools)
-                pool.submit(lambda: list(map(lambda work: work(), works[:3]))).result()
+                pool.submit(all_of, works[:3]).result()
                 thread = threading.Thread(target=works[3])
                 thread.start()
                 thread.join()

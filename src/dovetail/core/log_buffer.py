@@ -1,7 +1,8 @@
 """Bounds the log of an attempt: what is kept, in which chunks, and what gives way.
 
-The first quarter of the bytes stays. Of the rest the newest lines stay. Lines that wait to be handed
-in give way one by one; chunks that were handed in give way as a whole and are named in `drops`.
+The first quarter of the bytes stays. Of the rest the newest lines stay. Lines that wait to be
+handed in give way one by one. Chunks that were handed in give way as a whole, and are named in
+`drops`.
 """
 
 from __future__ import annotations

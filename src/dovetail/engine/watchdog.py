@@ -1,7 +1,7 @@
 """Notices, from a thread, handlers that keep an event loop beyond their timeout.
 
-A blocked loop cannot run its own timers. One thread serves all workers of a process; it sleeps while
-none of them has work.
+A blocked loop cannot run its own timers. One thread serves all workers of a process. It sleeps
+while none of them has work.
 """
 
 from __future__ import annotations

@@ -509,7 +509,9 @@ class Worker:
         task = running.task
         if not running.call.is_async:
             running.call.warn(f"{STILL_RUNS} {_beyond(task)}. {CHECK_CANCELLED}")
-            log.warning("run %s, node %s: %s %s", task.run_id, task.node_id, STILL_RUNS, _beyond(task))
+            log.warning(
+                "run %s, node %s: %s %s", task.run_id, task.node_id, STILL_RUNS, _beyond(task)
+            )
         self._detach(running)
         self._settle(self._failure(task, TimeoutError(), timeout_error(task)))
         self._spawn(self._flush())
@@ -646,7 +648,9 @@ class Worker:
 
 BELONGS = "A handler that blocks belongs into a plain `def`"
 STILL_RUNS = "still runs in its thread"
-CHECK_CANCELLED = "A thread cannot be stopped: the handler itself has to check ctx.cancelled.is_set()"
+CHECK_CANCELLED = (
+    "A thread cannot be stopped: the handler itself has to check ctx.cancelled.is_set()"
+)
 
 
 def _beyond(task: Task) -> str:

@@ -30,7 +30,7 @@ from dovetail.engine.ports import OnLines, Report, Task
 from dovetail.handlers.context import Context, TrackedContext, unread
 from dovetail.handlers.failure import describe
 from dovetail.handlers.inputs import InputBudget, OutputSource, inputs_of
-from dovetail.handlers.log_capture import CURRENT, WORKER_LOGGER, LogRules
+from dovetail.handlers.log_capture import CURRENT, NO_LOG, WORKER_LOGGER, LogRules
 from dovetail.handlers.registry import Handler, Registry
 
 
@@ -46,7 +46,7 @@ class RegistryCalls:
         max_input_bytes: int = MAX_INPUT_BYTES,
         outputs_as_text: bool = False,
         elsewhere: Callable[[Task], OutputSource] | None = None,
-        log_rules: LogRules | None = None,
+        log_rules: LogRules = NO_LOG,
     ) -> None:
         """`sensitive` are values beside the secrets that are redacted, such as the API's tokens.
         `elsewhere` gives the source of inputs that are not in a task. With `log_rules` attempts
@@ -219,7 +219,7 @@ class HandlerCall:
 
     def begin(self, task: Task) -> Any:
         context = self._context
-        if context.log_rules is not None:
+        if context.log_rules is not NO_LOG:
             CURRENT.set(context)
         return self._handler.fn(self._config, context)
 

@@ -19,12 +19,13 @@ import orjson
 from dovetail.core.caching import PARAMS, SECRETS
 from dovetail.core.log_buffer import Attempt
 from dovetail.core.redaction import Redactor
+from dovetail.engine.ports import HandlerLog, OnLines
 from dovetail.handlers.log_capture import (
     CURRENT,
     HANDLER_LOGGER,
+    NO_LOG,
     AttemptLog,
     LogRules,
-    OnLines,
 )
 
 Report = Callable[[float, str], None]
@@ -45,7 +46,7 @@ def _unheard(fraction: float, message: str) -> None:
     """Ignores progress."""
 
 
-def unread(log: AttemptLog) -> None:
+def unread(log: HandlerLog) -> None:
     """Ignores lines."""
 
 
@@ -89,7 +90,7 @@ class Context:
         report_progress: Report = _unheard,
         redactor: Redactor | None = None,
         seen: Callable[[str, Any], None] | None = None,
-        log_rules: LogRules | None = None,
+        log_rules: LogRules = NO_LOG,
         on_lines: OnLines = unread,
     ) -> None:
         """`report_progress` is called in the handler's own thread.
@@ -155,7 +156,7 @@ class Context:
 
     def lines(self) -> AttemptLog | None:
         """The log of this attempt, made on first use; None if there is none, or it has ended."""
-        if self._log_ended or self.log_rules is None:
+        if self._log_ended or self.log_rules is NO_LOG:
             return None
         if self._lines is None:
             with _MAKING:

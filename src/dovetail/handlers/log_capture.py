@@ -40,6 +40,7 @@ from dovetail.core.log_buffer import (
 )
 from dovetail.core.node_logs import LogChunk, LogLine
 from dovetail.core.redaction import Redactor
+from dovetail.engine.ports import OnLines
 
 HANDLER_LOGGER = "dovetail.handler"
 """Of `ctx.log`. All other loggers of Dovetail are about the engine, also inside a handler."""
@@ -66,6 +67,10 @@ class LogRules(NamedTuple):
     """What is printed to stdout also goes there. Not where stdout has a view or a document."""
 
 
+NO_LOG = LogRules(max_bytes=0)
+"""Of attempts that have no log."""
+
+
 class LogOwner(Protocol):
     """An attempt whose handler runs."""
 
@@ -79,9 +84,6 @@ class LogOwner(Protocol):
 
 CURRENT: ContextVar[LogOwner | None] = ContextVar("dovetail_attempt", default=None)
 """The attempt whose handler runs here."""
-
-OnLines = Callable[["AttemptLog"], None]
-"""Called from any thread when a log has lines to be handed in, once until they are drained."""
 
 
 class _Part:

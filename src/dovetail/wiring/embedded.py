@@ -32,8 +32,8 @@ from dovetail.engine.ports import Calls, DoctorFinding, Store, Task
 from dovetail.engine.ports import RateLimiter as RateLimits
 from dovetail.engine.worker import Worker
 from dovetail.handlers.calls import RegistryCalls
-from dovetail.handlers.log_capture import LogRules, capturing
 from dovetail.handlers.inputs import OutputSource
+from dovetail.handlers.log_capture import LogRules, capturing
 from dovetail.handlers.registry import Registry
 from dovetail.stores.memory import MemoryStore
 from dovetail.stores.records import stored_definition
