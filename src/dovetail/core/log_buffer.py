@@ -74,9 +74,11 @@ class LogBuffer:
         """Lines of the first quarter that wait; None once it is full and handed in."""
         self._head_is_full = False
         self._rest: deque[Waiting] = deque()
-        self._rest_size = 0
         self._kept: deque[_Kept] = deque()
-        self._kept_size = 0
+        self._rest_size = 0
+        """Of both."""
+        self._drops: list[int] = []
+        """Chunks that have given way, and are not named yet."""
         self._next = 0
         self.missing_lines = 0
         self.missing_bytes = 0
@@ -97,9 +99,19 @@ class LogBuffer:
         self._rest.append(waiting)
         self._rest_size += waiting.size
         while self._rest_size > self._rest_room:
-            gone = self._rest.popleft()
-            self._rest_size -= gone.size
-            self.skip(1, gone.text)
+            self._give_way()
+
+    def _give_way(self) -> None:
+        """The oldest first: chunks that were handed in, then lines that wait."""
+        if self._kept:
+            chunk = self._kept.popleft()
+            self._drops.append(chunk.number)
+            self._rest_size -= chunk.size
+            self.skip(chunk.lines, chunk.text)
+        else:
+            line = self._rest.popleft()
+            self._rest_size -= line.size
+            self.skip(1, line.text)
 
     def skip(self, lines: int, text: int) -> None:
         """Count lines as missing that stand behind the first quarter."""
@@ -120,7 +132,7 @@ class LogBuffer:
         if self._head_is_full:
             self._head = None
         if self._rest:
-            rest, self._rest, self._rest_size = self._rest, deque(), 0
+            rest, self._rest = self._rest, deque()
             chunks += [self._chunk_behind(part) for part in _parts(rest)]
         return chunks
 
@@ -131,15 +143,9 @@ class LogBuffer:
         return LogChunk(run_id, node, epoch, attempt, number, lines, item, **fields)
 
     def _chunk_behind(self, part: list[Waiting]) -> LogChunk:
-        size = sum(waiting.size for waiting in part)
-        drops = []
-        while self._kept and self._kept_size + size > self._rest_room:
-            gone = self._kept.popleft()
-            drops.append(gone.number)
-            self._kept_size -= gone.size
-            self.skip(gone.lines, gone.text)
-        self._kept.append(_Kept(self._next, len(part), size, sum(one.text for one in part)))
-        self._kept_size += size
+        size, text = sum(one.size for one in part), sum(one.text for one in part)
+        self._kept.append(_Kept(self._next, len(part), size, text))
+        drops, self._drops = self._drops, []
         return self._chunk(
             part,
             drops=drops,
