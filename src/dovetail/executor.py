@@ -445,6 +445,7 @@ class _StepCall:
     """Calls one step; the run comes with the task."""
 
     __slots__ = ("_fn", "_id", "is_async")
+    is_logged = False
 
     def __init__(self, step: _Step) -> None:
         self._id = step.id

@@ -482,6 +482,10 @@ class Call(Protocol):
 
     @property
     def is_async(self) -> bool: ...
+    @property
+    def is_logged(self) -> bool:
+        """`begin` has to be called in the context of the handler, to set whose log it is."""
+        ...
 
     def begin(self, task: Task) -> Any:
         """A coroutine if `is_async`; else the work itself, to be done in a thread."""

@@ -30,7 +30,7 @@ from dovetail.engine.ports import OnLines, Report, Task
 from dovetail.handlers.context import Context, TrackedContext, unread
 from dovetail.handlers.failure import describe
 from dovetail.handlers.inputs import InputBudget, OutputSource, inputs_of
-from dovetail.handlers.log_capture import CURRENT, NO_LOG, WORKER_LOGGER, LogRules
+from dovetail.handlers.log_capture import CURRENT, ENDED, NO_LOG, WORKER_LOGGER, LogRules
 from dovetail.handlers.registry import Handler, Registry
 
 
@@ -196,6 +196,7 @@ class HandlerCall:
         "_reads",
         "_redactor",
         "is_async",
+        "is_logged",
     )
 
     def __init__(
@@ -216,12 +217,12 @@ class HandlerCall:
         self._as_text = as_text
         self._reads = reads
         self.is_async = handler.is_async
+        self.is_logged = context.log_rules is not NO_LOG
 
     def begin(self, task: Task) -> Any:
-        context = self._context
-        if context.log_rules is not NO_LOG:
-            CURRENT.set(context)
-        return self._handler.fn(self._config, context)
+        if self.is_logged:
+            CURRENT.set(self._context)
+        return self._handler.fn(self._config, self._context)
 
     def cancel(self) -> None:
         self._context.cancel()
@@ -235,7 +236,10 @@ class HandlerCall:
 
     def seal(self, task: Task, output: Any) -> Any:
         """A JSON copy, so that the handler cannot change it any more."""
-        self._context.end_log()
+        if self._context._lines is None:  # as `end_log`, without the call: every node comes here
+            self._context._lines = ENDED
+        else:
+            self._context.end_log()
         try:
             text = encode(output, max_bytes=self._max_output_bytes)
         except NotJson as problem:

@@ -22,6 +22,7 @@ from dovetail.core.redaction import Redactor
 from dovetail.engine.ports import HandlerLog, OnLines
 from dovetail.handlers.log_capture import (
     CURRENT,
+    ENDED,
     HANDLER_LOGGER,
     NO_LOG,
     AttemptLog,
@@ -61,7 +62,6 @@ class Context:
         "_inputs",
         "_lines",
         "_log",
-        "_log_ended",
         "_on_lines",
         "_params",
         "_redactor",
@@ -115,7 +115,6 @@ class Context:
         self.log_rules = log_rules
         self._on_lines = on_lines
         self._lines: AttemptLog | None = None
-        self._log_ended = False
         self._event: asyncio.Event | None = None
         self._cancelled = False
 
@@ -156,23 +155,22 @@ class Context:
 
     def lines(self) -> AttemptLog | None:
         """The log of this attempt, made on first use; None if there is none, or it has ended."""
-        if self._log_ended or self.log_rules is NO_LOG:
-            return None
         if self._lines is None:
+            if self.log_rules is NO_LOG:
+                return None
             with _MAKING:
                 if self._lines is None:
                     attempt = Attempt(self.run_id, self.node_id, self.epoch, self.attempt)
                     self._lines = AttemptLog(
                         attempt, self._redaction(), self.log_rules, self._on_lines
                     )
-            if self._log_ended:  # meanwhile
-                self._lines.close()
-        return self._lines
+        return self._lines.lines()
 
     def end_log(self) -> None:
         """The attempt has ended: later lines are not part of its log."""
-        self._log_ended = True
-        if self._lines is not None:
+        if self._lines is None:
+            self._lines = ENDED
+        else:
             self._lines.close()
 
     def progress(self, fraction: float, message: str = "") -> None:

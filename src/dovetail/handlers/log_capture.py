@@ -284,6 +284,15 @@ class AttemptLog:
         return any(self._parts.values())
 
 
+def _nowhere(log: object) -> None:
+    """Ignores lines."""
+
+
+ENDED = AttemptLog(Attempt("", "", 0, 0), Redactor({}), NO_LOG, _nowhere)
+"""Of every attempt that has ended without a line."""
+ENDED.close()
+
+
 class _Muted:
     """Stands for an attempt while an event that its log has already is also printed."""
 

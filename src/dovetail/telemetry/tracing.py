@@ -248,13 +248,14 @@ class TracedCalls:
 
 
 class _TracedCall:
-    __slots__ = ("_above", "_call", "_tracing", "is_async")
+    __slots__ = ("_above", "_call", "_tracing", "is_async", "is_logged")
 
     def __init__(self, tracing: Tracing, call: Call, above: SpanContext) -> None:
         self._tracing = tracing
         self._call = call
         self._above = above
         self.is_async = call.is_async
+        self.is_logged = call.is_logged
 
     def begin(self, task: Task) -> Any:
         if self.is_async:
