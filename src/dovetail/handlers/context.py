@@ -12,14 +12,13 @@ import logging
 import threading
 import traceback
 from collections.abc import Callable, Mapping, MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from dovetail.core.caching import PARAMS, SECRETS
 from dovetail.core.log_buffer import Attempt
 from dovetail.core.redaction import Redactor
-from dovetail.engine.ports import HandlerLog, OnLines
 from dovetail.handlers.log_capture import (
     CURRENT,
     ENDED,
@@ -28,6 +27,9 @@ from dovetail.handlers.log_capture import (
     AttemptLog,
     LogRules,
 )
+
+if TYPE_CHECKING:  # an application that names `Context` need not load the engine
+    from dovetail.engine.ports import HandlerLog, OnLines
 
 Report = Callable[[float, str], None]
 

@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO
 
 from dovetail.core.log_buffer import (
     DEFAULT_LOG_BYTES,
@@ -40,7 +40,9 @@ from dovetail.core.log_buffer import (
 )
 from dovetail.core.node_logs import LogChunk, LogLine
 from dovetail.core.redaction import Redactor
-from dovetail.engine.ports import OnLines
+
+if TYPE_CHECKING:
+    from dovetail.engine.ports import OnLines
 
 HANDLER_LOGGER = "dovetail.handler"
 """Of `ctx.log`. All other loggers of Dovetail are about the engine, also inside a handler."""
