@@ -270,23 +270,18 @@ class Busy:
             raise RuntimeError("dictionary changed size during iteration")
 
 
-def watchdogs() -> list[threading.Thread]:
-    return [one for one in threading.enumerate() if one.name == "dovetail-watchdog"]
-
-
 def test_one_thread_watches_all_workers_and_sleeps_while_they_are_idle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(watchdog, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(watchdog, "LINGER_SECONDS", 0.5)
-    before = len(watchdogs())
     dog, one, two = watchdog.Watchdog(), Busy(), Busy()
     dog.watch(one)
     dog.watch(two)
     one.fails = True
     for worker in (one, two, one, two):
         assert worker.looked.acquire(timeout=PATIENCE)
-    assert len(watchdogs()) == before + 1
+    thread = dog._thread
     one.is_busy = two.is_busy = False
     deadline = time.monotonic() + PATIENCE
     while one.is_watched or two.is_watched:
@@ -298,9 +293,10 @@ def test_one_thread_watches_all_workers_and_sleeps_while_they_are_idle(
     dog.watch(one)
     assert one.looked.acquire(timeout=PATIENCE)
     dog.forget(one)
-    while len(watchdogs()) > before:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert thread is not None
+    assert dog._thread in (thread, None), "both had one thread"
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
 
 
 # ── the parts ────────────────────────────────────────────────────────────────────────────

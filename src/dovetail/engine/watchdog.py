@@ -80,11 +80,12 @@ class Watchdog:
 
     def _waited(self) -> bool:
         """Wait for a worker with work; False if none comes and the thread ends."""
-        if self._workers:
-            return True
-        self._wanted.wait(LINGER_SECONDS)
         with self._lock:
             self._wanted.clear()
+            if self._workers:
+                return True
+        self._wanted.wait(LINGER_SECONDS)
+        with self._lock:
             if not self._workers:
                 self._thread = None
             return bool(self._workers)
