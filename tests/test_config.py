@@ -76,6 +76,7 @@ def test_the_defaults_are_those_of_the_contract(tmp_path):
         "max_output_bytes": 1 << 20,
         "max_input_bytes": 64 << 20,
         "max_run_bytes": 256 << 20,
+        "run_log_bytes": 64 << 20,
         "max_backlog": 100_000,
         "max_connections": 4096,
         "max_waiting_reads": 2000,

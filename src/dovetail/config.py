@@ -305,6 +305,9 @@ class Settings(BaseModel):
     max_run_bytes: Count = Field(
         256 * MIB, description="all outputs of a run; fixed when the run is created"
     )
+    run_log_bytes: Count = Field(
+        64 * MIB, description="the log of a run in Redis; then its oldest lines go"
+    )
     max_backlog: Count = Field(
         100_000, description="nodes waiting for a worker; with more the API accepts no runs"
     )

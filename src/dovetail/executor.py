@@ -54,6 +54,7 @@ class _Step:
     max_retries: int
     timeout_seconds: float
     retry: RetryPolicy
+    allow_failure: bool
     is_async: bool
 
 
@@ -90,8 +91,13 @@ class WorkflowDAG:
         max_retries: int = 0,
         timeout_seconds: float = 300.0,
         retry: RetryPolicy = DEFAULT_RETRY,
+        allow_failure: bool = False,
     ) -> WorkflowDAG:
-        """Add a step `fn(ctx)`, async or plain. Returns the graph, so that calls can chain."""
+        """Add a step `fn(ctx)`, async or plain. Returns the graph, so that calls can chain.
+
+        With `allow_failure` the steps after it run even if it fails, and the workflow does not
+        fail by it.
+        """
         if not isinstance(step_id, str) or not step_id:
             raise ValueError(f"a step's id is a non-empty string, not {step_id!r}")
         if not callable(fn):
@@ -118,6 +124,7 @@ class WorkflowDAG:
                 max_retries,
                 timeout_seconds,
                 retry,
+                allow_failure,
                 is_async=_is_async(fn),
             )
         )
@@ -130,7 +137,7 @@ class WorkflowDAG:
             raise InvalidDefinition(problems)
 
     def get_execution_layers(self) -> list[list[str]]:
-        """Steps by distance from the roots; those of one layer can run in parallel."""
+        """Steps by distance from the roots; the steps of one layer can run in parallel."""
         self.validate()
         return [[self._steps[i].id for i in layer] for layer in layers(self._parents())]
 
@@ -203,6 +210,7 @@ class WorkflowDAG:
                 cache_ttl=None,
                 resource_tag=step.resource_tag,
                 at_most_once=False,
+                allow_failure=step.allow_failure,
             )
             for i, step in enumerate(self._steps)
         )
@@ -238,8 +246,9 @@ class WorkflowResult:
             if node.status is COMPLETED
         }
         self.completed = len(self.outputs)
-        self.failed = run.failed
-        self.skipped = len(run.nodes) - self.completed - run.failed - run.cancelled
+        self.failed = sum(node.status is FAILED for node in run.nodes)
+        """With the failures that are allowed; `status` and `error` do not count these."""
+        self.skipped = len(run.nodes) - self.completed - self.failed - run.cancelled
         self.duration = run.finished_at - run.started_at
         self.error: dict[str, Any] | None = run.error
         """The first error, or None: `type`, `message` and the step as `node`."""

@@ -209,8 +209,8 @@ def test_the_explain_endpoint_says_why_a_node_waits(api: Api, server: Server, na
     api.register(flow(name, waits, node("b", "output", "a")))
     run_id = api.post(f"/workflows/{name}/runs")["run_id"]
     wait_for((server.folder / f"{name}.started").exists, "the node started")
-    told = api.get(f"/runs/{run_id}/explain")
-    assert [(n["id"], n["code"]) for n in told["nodes"]] == [
+    reported = api.get(f"/runs/{run_id}/explain")
+    assert [(n["id"], n["code"]) for n in reported["nodes"]] == [
         ("a", "running"),
         ("b", "waiting_for_parents"),
     ]
@@ -241,7 +241,7 @@ def test_every_kind_of_wait_is_explained_in_words_and_as_data(
     )
     run_id = api.post(f"/workflows/{name}/runs")["run_id"]
 
-    def told() -> dict[str, Any]:
+    def reported() -> dict[str, Any]:
         return {one["id"]: one for one in api.get(f"/runs/{run_id}/explain")["nodes"]}
 
     expected = {
@@ -252,8 +252,8 @@ def test_every_kind_of_wait_is_explained_in_words_and_as_data(
         "held": "max_concurrency",
         "after": "waiting_for_parents",
     }
-    wait_for(lambda: {k: v["code"] for k, v in told().items()} == expected, "all wait")
-    found = told()
+    wait_for(lambda: {k: v["code"] for k, v in reported().items()} == expected, "all wait")
+    found = reported()
     assert found["parked"]["why"].startswith(f"rate limit '{tag}': starts in about ")
     assert found["parked"]["details"]["resource_tag"] == tag
     assert 0 < found["parked"]["details"]["seconds"] <= 100
@@ -313,6 +313,27 @@ def test_a_retry_reruns_the_nodes_that_did_not_complete(
     assert api("POST", f"/runs/{run_id}/retry", json={"from": "nobody"}).status_code == 404
     assert api("POST", f"/runs/{run_id}/retry", json={"from": 7}).status_code == 422
     assert api("POST", f"/runs/{run_id}/retry", json={"form": "b"}).status_code == 422
+
+
+def test_a_retry_of_a_run_that_completed_with_allowed_failures_needs_from(
+    api: Api, name: str
+) -> None:
+    api.register(
+        flow(name, node("a", "fail", allow_failure=True), node("b", "output", "a"), node("c"))
+    )
+    run_id = api.post(f"/workflows/{name}/runs")["run_id"]
+    run = api.finished(run_id)
+    assert (run["status"], run["error"]) == ("COMPLETED", None)
+    assert [one["status"] for one in run["nodes"]] == ["FAILED", "COMPLETED", "COMPLETED"]
+    for dry_run in (False, True):
+        answer = api("POST", f"/runs/{run_id}/retry", json={"dry_run": dry_run})
+        assert answer.status_code == 409
+        assert "allowed failures (a): name the node" in answer.json()["detail"]
+        assert "`from`" in answer.json()["detail"]
+    plan = api.post(f"/runs/{run_id}/retry", {"from": "c", "dry_run": True}, status=200)
+    assert plan == {"rerun": ["a", "c"], "reuse": ["b"]}
+    assert api.post(f"/runs/{run_id}/retry", {"from": "a"})["epoch"] == 2
+    assert api.finished(run_id)["status"] == "COMPLETED"
 
 
 def test_a_cancel_ends_the_run_immediately_and_only_once(

@@ -58,6 +58,38 @@ def test_a_completed_run_ends_with_its_result_and_exit_code_0(shell: Shell) -> N
     ]
 
 
+ALLOWED = """
+name: allowed
+nodes:
+  - {id: fetch, handler: fail, allow_failure: true, config: {message: "no answer"}}
+  - {id: report, handler: output, dependencies: [fetch]}
+"""
+
+
+def test_an_allowed_failure_is_shown_and_the_exit_code_is_0(shell: Shell) -> None:
+    shell.write("flow.yaml", ALLOWED)
+    done = shell("run", "flow.yaml")
+    assert done.code == 0
+    lines = without_times(done.out).splitlines()
+    assert [line for line in lines if line.startswith("✗ fetch")]
+    assert lines[-2:] == ["COMPLETED RUN in 0.0s", "1 failure was allowed: fetch"]
+    shown = shell("runs", "show")
+    assert "COMPLETED" in shown.out
+    assert "1 failure was allowed: fetch" in shown.out
+    again = shell("runs", "retry", done.out.splitlines()[-2].split()[1])
+    assert again.code == 1
+    assert "COMPLETED with allowed failures (fetch): name the node" in again.err
+
+
+def test_several_allowed_failures_are_named_in_one_line(shell: Shell) -> None:
+    shell.write(
+        "flow.yaml", ALLOWED.replace("handler: output", "handler: fail, allow_failure: true")
+    )
+    done = shell("run", "flow.yaml")
+    assert done.code == 0
+    assert done.out.endswith("2 failures were allowed: fetch, report\n")
+
+
 def test_a_failed_run_ends_with_the_cause_and_the_next_command_and_exit_code_1(
     shell: Shell,
 ) -> None:
@@ -69,7 +101,7 @@ def test_a_failed_run_ends_with_the_cause_and_the_next_command_and_exit_code_1(
         "✗ save_parquet   0.0s  3 attempts",
         "– create_review  skipped: save_parquet failed",
         "FAILED RUN in 0.0s",
-        "  save_parquet: PermissionError: out/ is not writable   (mine.py:15)",
+        "  save_parquet: PermissionError: out/ is not writable   (mine.py:15 in broken)",
         "fix it, then:  dovetail runs retry RUN --handlers mine.py      reruns 2, reuses 1",
     ]
     assert "◌ save_parquet   retry 2 in 0.0s: PermissionError: out/ is not writable" in lines
@@ -230,7 +262,7 @@ def test_text_from_handlers_and_definitions_cannot_control_the_terminal(shell: S
     )
     done = shell("run", "flow.yaml", "--handlers", "mine.py")
     words = r"\x1b[31mred\x1b[0m \x1b]0;title\x07 [bold]x[/bold] \u202e \r\x9b2J"
-    assert f"  bad: PermanentError: {words}   (mine.py:26)\n    second line\n" in done.out
+    assert f"  bad: PermanentError: {words}   (mine.py:26 in says)\n    second line\n" in done.out
     shell.write(
         "fine.yaml", f'name: f\nnodes: [{{id: good, handler: gives, config: {{text: "{nasty}"}}}}]'
     )
@@ -368,7 +400,9 @@ def test_a_batch_warns_of_each_line_with_params_that_the_schema_does_not_name(
     line = json.dumps({"topic": "x", "dept": 1})
     shell.write("items.jsonl", "\n".join([line] * 22))
     done = shell("batch", "typed.yaml", "--items", "items.jsonl")
-    told = done.err.splitlines()
-    assert (done.code, len(told)) == (0, 21)
-    assert told[1].startswith("warning: items.jsonl:2: params.dept: 'dept' is not in the params")
-    assert told[-1] == "warning: items.jsonl: and 2 more warnings"
+    reported = done.err.splitlines()
+    assert (done.code, len(reported)) == (0, 21)
+    assert reported[1].startswith(
+        "warning: items.jsonl:2: params.dept: 'dept' is not in the params"
+    )
+    assert reported[-1] == "warning: items.jsonl: and 2 more warnings"

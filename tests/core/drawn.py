@@ -1,8 +1,8 @@
 """Random workflows and random things that happen to them, for Hypothesis.
 
-A thing that happens is drawn as plain numbers (`Deed`) and given its meaning only when its turn
-comes, from the run as it is then: so any list of deeds is a walk, and a shorter list is a
-simpler one. It must not know what the outcome should be.
+A thing that happens is drawn as plain numbers (`DrawnAction`) and given its meaning only when its
+turn comes, from the run as it is then: so any list of deeds is a walk, and a shorter list is a
+simpler one.
 """
 
 from __future__ import annotations
@@ -52,10 +52,12 @@ def examples(count: int) -> settings:
     return settings(max_examples=max(1, int(count * times)), deadline=None, phases=phases)
 
 
-# What a node may ask of what came before it. The last two are errors if it was skipped.
+# What a node may ask of what came before it. The last two are errors if it has no output.
 CONDITIONS = (
     "{{{{ {parent}.sum | default(0) > 3 }}}}",
     "{{{{ {parent}.status == 'COMPLETED' }}}}",
+    "{{{{ {parent}.status == 'FAILED' }}}}",
+    "{{{{ '{parent}' in ({parent}.error.message | default('')) }}}}",
     "{{{{ {parent}.sum % 2 == 0 }}}}",
     "{{{{ {parent}.nothing.here }}}}",
 )
@@ -63,7 +65,8 @@ CONDITIONS = (
 
 @st.composite
 def graphs(draw: st.DrawFn, most: int = 8) -> Graph:
-    """Any small workflow: its shape, policy, limit, conditions, retries and deliveries."""
+    """Any small workflow: its shape, policy, limit, conditions, retries, deliveries, and the nodes
+    whose failure is allowed."""
     size = draw(st.integers(1, most))
     order = draw(st.permutations(range(size)))  # where in the definition the i-th of the order is
     parents: dict[int, list[int]] = {place: [] for place in range(size)}
@@ -83,6 +86,8 @@ def graphs(draw: st.DrawFn, most: int = 8) -> Graph:
                 fields["delivery"] = "at_most_once"
             case 4 | 5 | 6 | 7:
                 fields["max_retries"] = draw(st.integers(1, 2))
+        if draw(st.integers(0, 2)) == 2:
+            fields["allow_failure"] = True
         if fields:
             more[f"n{place}"] = fields
     return graph(
@@ -100,7 +105,7 @@ HINTS: tuple[dict[str, Any], ...] = (
 )
 
 
-class Deed(NamedTuple):
+class DrawnAction(NamedTuple):
     """Something that may happen. What the numbers mean depends on the run."""
 
     kind: int
@@ -124,7 +129,7 @@ WAITS = (0.0, 0.0, 1.0, 10.0, 30.0)
 TOKENS = ("own",) * 12 + ("earlier",) * 3 + ("forged", "none", "next")
 
 deed = st.builds(
-    Deed,
+    DrawnAction,
     kind=st.integers(0, len(KINDS) - 1),
     place=st.integers(0, 40),
     token=st.integers(0, len(TOKENS) - 1),
@@ -147,7 +152,7 @@ class Meaning:
             if node.token not in known:
                 known.append(node.token)
 
-    def of(self, deed: Deed, run: RunState, now: float) -> Transition:
+    def of(self, deed: DrawnAction, run: RunState, now: float) -> Transition:
         """Mostly something that could happen next, sometimes just anything."""
         names = [spec.id for spec in run.graph.nodes]
         kind, able = KINDS[deed.kind], names
@@ -190,7 +195,7 @@ class Meaning:
                 return TakeOver(self.run_id, MAX_CRASHES, float(deed.place % 3))
         return Renew(self.run_id, name, token, now + LEASE)
 
-    def _token(self, name: str, deed: Deed, run: RunState) -> Token:
+    def _token(self, name: str, deed: DrawnAction, run: RunState) -> Token:
         own = run.node(name).token
         match TOKENS[deed.token]:
             case "earlier":
@@ -231,4 +236,6 @@ def output_of(run: RunState, name: str) -> dict[str, Any]:
 
 
 def error_of(name: str) -> dict[str, Any]:
-    return {"type": "ValueError", "message": f"{name} is broken"}
+    """As a worker reports it: with a traceback, which only the event of the attempt keeps."""
+    error = {"type": "ValueError", "message": f"{name} is broken", "where": "mine.py:3 in f"}
+    return error | {"traceback": f'Traceback\n  "{name}" \x00 é\nValueError: {name} is broken'}

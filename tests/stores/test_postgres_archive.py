@@ -1,4 +1,4 @@
-"""What the archive keeps of a run, whoever writes it, however late and however often."""
+"""What the archive keeps of a run, whichever process writes it, however late and however often."""
 
 from __future__ import annotations
 
@@ -324,7 +324,7 @@ class TestGenerations:
     ) -> None:
         run_id = (await accepted(records)).run_id
         await archive.write(snapshot(run_id, 4))
-        await archive.write(snapshot(run_id, 6, first=5))  # by somebody who saw what is lost now
+        await archive.write(snapshot(run_id, 6, first=5))  # by a process that saw what is lost now
         others = [
             orjson.dumps([NOW + 1, f"1.{seq}", 1, None, None, None]) for seq in range(5, last + 1)
         ]
@@ -555,5 +555,5 @@ async def test_a_run_from_redis_is_read_back_byte_for_byte(
 def test_every_statement_is_used() -> None:
     files = Path(postgres.__file__).parents[1].rglob("*.py")
     source = "".join(path.read_text() for path in files)
-    numbered = {"schema_1"}  # used by its number
+    numbered = {"schema_1", "schema_2"}  # used by their numbers
     assert not [name for name in statements() if f'"{name}"' not in source and name not in numbered]

@@ -67,11 +67,11 @@ class PostgresKeeper:
         read = await self._archive.read(submit.run_id)
         assert read is not None
         meta = {**read.meta, "status": "CANCELLED", "epoch": "1", "finished_at": repr(now)}
-        told = [
+        reported = [
             b'[%r,"run.created",1,null,null,null]' % NOW,
             b'[%r,"run.started",1,null,null,null]' % NOW,
         ]
-        told.append(b'[%r,"node.cancelled",1,0,0,{"reason":"run_cancelled"}]' % now)
+        reported.append(b'[%r,"node.cancelled",1,0,0,{"reason":"run_cancelled"}]' % now)
         ended = b'[%r,"run.cancelled",1,null,null,null]' % now
         await self._archive.write(
             RunSnapshot(
@@ -82,7 +82,7 @@ class PostgresKeeper:
                 outputs={},
                 ends={0: b'["run_cancelled",-1,""]'},
                 first_seq=1,
-                events=[*told, ended],
+                events=[*reported, ended],
                 result=b'{"a":null}',
             )
         )
@@ -130,6 +130,14 @@ def submit(
 
 async def register(records: Records, name: str = "test", **fields: Any) -> Any:
     return await records.register(name, *stored_definition(workflow(name, **fields)), NOW)
+
+
+def test_a_definition_without_a_newer_field_keeps_its_digest() -> None:
+    given = {"name": "w", "nodes": [{"id": "a", "handler": "input"}]}
+    digest, _ = stored_definition(Workflow.model_validate(given))
+    assert digest == "2f34046fa80417343e307526974c3f34f871476d45a28a9c697b94015ca567ef"
+    given["nodes"][0]["allow_failure"] = True  # type: ignore[index]
+    assert stored_definition(Workflow.model_validate(given))[0] != digest
 
 
 class TestWorkflows:

@@ -65,6 +65,19 @@ def run_ending(run: Mapping[str, Any], since: float | None = None) -> Iterator[L
     yield [status_piece(run["status"]), (f" {run['run_id'][:6]} in {took}", "")]
     if run["status"] == RunStatus.FAILED:
         yield from causes(run)
+    yield from allowed_failures(run)
+
+
+def allowed_failures(run: Mapping[str, Any]) -> Iterator[Line]:
+    """One line that names the failed nodes of a run that completed."""
+    if run["status"] != RunStatus.COMPLETED:
+        return
+    names = [node["id"] for node in run["nodes"] if node["status"] == NodeStatus.FAILED]
+    if names:
+        shown = ", ".join(clip(name, LONGEST_ID) for name in names[:MAX_CAUSES])
+        more = ", …" if len(names) > MAX_CAUSES else ""
+        verb = "was" if len(names) == 1 else "were"
+        yield [(f"{counted(len(names), 'failure')} {verb} allowed: {shown}{more}", "wait")]
 
 
 def seconds_taken(run: Mapping[str, Any], since: float | None = None) -> float:
@@ -88,7 +101,12 @@ def retry_hint(
     ]
 
 
-def resume_hint(short_id: str, handlers: Sequence[str]) -> Line:
+def watch_hint(short_id: str) -> Line:
+    """The command that follows a run that services drive."""
+    return [("follow it with:  ", "dim"), (command("runs", "watch", short_id), "bold")]
+
+
+def resume_hint(short_id: str, handlers: Sequence[str] = ()) -> Line:
     """The command that continues a run that no process drives."""
     typed = command("runs", "resume", short_id, handlers=handlers)
     return [("go on with:  ", "dim"), (typed, "bold")]

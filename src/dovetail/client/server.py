@@ -15,8 +15,7 @@ from urllib.parse import quote
 
 import orjson
 
-from dovetail.client.connection import Query, ServerConnection
-from dovetail.client.errors import findings_of
+from dovetail.client.connection import Query, ServerConnection, findings_of
 from dovetail.config import Settings
 from dovetail.core.definition.params import apply_params, apply_to_items
 from dovetail.core.definition.source import Source
@@ -215,6 +214,9 @@ class RemoteEngine:
     async def results(self, run_id: str, *, partial: bool = False) -> dict[str, Any]:
         query = {"partial": "true", **FULL} if partial else FULL
         return await self._get(at("runs", run_id, "results"), **query)
+
+    async def node_detail(self, run_id: str, node: str) -> dict[str, Any]:
+        return await self._get(at("runs", run_id, "nodes", node))
 
     async def events(
         self, run_id: str, *, after: int = 0, limit: int | None = None

@@ -13,28 +13,33 @@ import contextlib
 import inspect
 import logging
 import random
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from contextvars import copy_context
 from functools import partial
+from types import TracebackType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from dovetail.core.errors import DovetailError, StoreError
 from dovetail.core.node_logs import LogChunk
-from dovetail.core.transitions import Complete, Progress, Stop
+from dovetail.core.transitions import Complete, Fail, Progress, Stop
 from dovetail.engine.clock import Clock
 from dovetail.engine.distributed.task_source import QueueTaskSource, keep_leases
 from dovetail.engine.ports import Call, Calls, HandlerLog, Result, Task
+from dovetail.engine.stacks import stack_of_coroutine, stack_of_thread
 from dovetail.engine.watchdog import place_of_thread
 from dovetail.engine.worker import (
     LOG_SECONDS,
     PROGRESS_SECONDS,
     STOP_GRACE_SECONDS,
     failure,
+    log_failure,
     pause_asked_by,
-    timeout_error,
+    refusal,
+    timeout,
 )
 
 LOOK_SECONDS = 0.1
@@ -66,10 +71,10 @@ class RunningTask:
         self.has_progress = False
         self.log: HandlerLog | None = None
         """Once the handler has logged something."""
-        self.thread = threading.get_ident()
         self.doing: asyncio.Task[Any] | None = None
         self._interrupt = interrupt
         self._first = threading.Lock()
+        self.thread = threading.get_ident()
 
     def finish(self) -> bool:
         """Take the right to report this start; False if another thread has taken it."""
@@ -93,6 +98,15 @@ class RunningTask:
             self.stopped_at = time.monotonic()
             with contextlib.suppress(RuntimeError):  # the loop was closed: it has ended
                 doing.get_loop().call_soon_threadsafe(self._cancel)
+
+    def stack(self) -> TracebackType | None:
+        """Where the handler is, asked from another thread."""
+        doing = self.doing
+        # A coroutine that executes has no `cr_await`: its thread has the whole stack.
+        waiting = doing is not None and asyncio.current_task(doing.get_loop()) is not doing
+        coroutine = doing.get_coro() if doing is not None and waiting else None
+        below = BlockingWorker._called.__code__
+        return stack_of_coroutine(coroutine) or stack_of_thread(self.thread, below)
 
     def _cancel(self) -> None:
         self.call.cancel()
@@ -139,7 +153,8 @@ class BlockingWorker:
         try:
             call = self._calls.open(task, self._report, self._has_lines)
         except DovetailError as problem:
-            described = {"type": problem.type, "message": str(problem)}
+            described = refusal(problem)
+            log_failure(task, described)
             result: Result = failure(task, problem, described, self._chance())
             send(result)
             return result
@@ -153,6 +168,8 @@ class BlockingWorker:
                     self._watch.call(self._watch.flush)
                 if held.log is not None and (chunks := held.log.drain()):
                     self._log(chunks)
+                if isinstance(result, Fail):
+                    log_failure(task, result.error)
                 send(result)
                 return result
             if isinstance(result, Complete):  # too late: it is only logged
@@ -194,13 +211,13 @@ class BlockingWorker:
         try:
             output = self._called(held)
             if held.expired:
-                return timed_out(task, self._chance())
+                return timed_out(held, None, self._chance())
             sealed = call.seal(task, output)
         except BaseException as error:
             if self._leaving:
                 raise
             if held.expired:
-                return timed_out(task, self._chance())
+                return timed_out(held, sys.exc_info()[2], self._chance())
             pause = pause_asked_by(error)
             if pause is not None and task.resource_tag is not None:
                 slow = partial(self._watch.slow, task.resource_tag, self._clock() + pause)
@@ -248,8 +265,9 @@ class BlockingWorker:
         self._watch.has_lines(log)
 
 
-def timed_out(task: Task, chance: float) -> Result:
-    return failure(task, TimeoutError(), timeout_error(task), chance)
+def timed_out(held: RunningTask, stack: TracebackType | None, chance: float) -> Fail:
+    error, described = timeout(held.task, held.call, stack)
+    return failure(held.task, error, described, chance)
 
 
 async def _awaited(work: Awaitable[Any]) -> Any:
@@ -454,8 +472,8 @@ class LeaseThread:
         log.warning("run %s, node %s: %s", task.run_id, task.node_id, message)
 
     async def _tell_timeout(self, held: RunningTask) -> None:
-        late = timed_out(held.task, random.random())  # noqa: S311
-        held.call.end_log()
+        late = timed_out(held, held.stack(), random.random())  # noqa: S311
+        log_failure(held.task, late.error)
         if held.log is not None and (chunks := held.log.drain()):
             (await self._ready()).task_source.log(chunks)
         await (await self._ready()).task_source.report([late])

@@ -21,12 +21,12 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from contextvars import Context, copy_context
 from functools import partial
 from queue import SimpleQueue
 from sys import getrefcount
-from types import coroutine
+from types import TracebackType, coroutine
 from typing import Any
 
 from dovetail.core.effects import new_tuple
@@ -37,7 +37,12 @@ from dovetail.core.retry import MAX_RETRY_AFTER_SECONDS
 from dovetail.core.transitions import Complete, Fail, Progress, Stop
 from dovetail.engine.clock import Clock
 from dovetail.engine.ports import Call, Calls, HandlerLog, Result, Task, TaskSource
+from dovetail.engine.stacks import stack_of_coroutine, stack_of_thread
 from dovetail.engine.watchdog import WATCHDOG, place_of_thread
+
+attempts_log = logging.getLogger("dovetail.attempts")
+"""Failed attempts. A program that has not set up its logging does not see them."""
+attempts_log.addHandler(logging.NullHandler())
 
 _Job = tuple[
     Callable[[], Any], asyncio.AbstractEventLoop, "asyncio.Future[Any]", Callable[[], None] | None
@@ -128,7 +133,17 @@ log = logging.getLogger("dovetail.worker")
 class _Running:
     """A handler that waits for something."""
 
-    __slots__ = ("blocked_before", "blocks", "call", "detached", "task", "timer", "waiter")
+    __slots__ = (
+        "blocked_before",
+        "blocks",
+        "call",
+        "detached",
+        "task",
+        "thread",
+        "timer",
+        "waiter",
+        "work",
+    )
     timer: asyncio.TimerHandle
     waiter: asyncio.Task[Any]
 
@@ -141,6 +156,10 @@ class _Running:
         """For how long it has blocked the loop itself since."""
         self.detached = False
         """It ran out of time or was stopped: what it does from now on counts no more."""
+        self.work: Coroutine[Any, Any, Any] | None = None
+        """The coroutine of an async handler."""
+        self.thread: int | None = None
+        """The thread that runs a plain function at the moment."""
 
 
 class Worker:
@@ -297,8 +316,7 @@ class Worker:
             try:
                 self._driven_call = call = open_call(task, report, on_lines)
             except DovetailError as problem:
-                error = {"type": problem.type, "message": str(problem)}
-                self._settle(self._failure(task, problem, error))
+                self._settle(self._failure(task, problem, refusal(problem)))
                 at = now()
                 continue
             if not call.is_async:
@@ -325,7 +343,7 @@ class Worker:
                 del error
             else:
                 running = self._enter(task, call, now() - at)
-                running.waiter = me
+                running.waiter, running.work = me, work
                 self._promote()
                 await self._stay(running, _resume(work, context, waits_for, running))
                 return
@@ -367,7 +385,7 @@ class Worker:
     async def _stay(self, running: _Running, work: Awaitable[Any] | None = None) -> None:
         task, call = running.task, running.call
         try:
-            output = await (work or self._in_thread(task, call))
+            output = await (work or self._in_thread(running))
         except BaseException as error:
             if not running.detached:
                 self._fail(task, call, error)
@@ -393,11 +411,12 @@ class Worker:
         else:
             await self._flush()
 
-    async def _in_thread(self, task: Task, call: Call) -> Any:
+    async def _in_thread(self, running: _Running) -> Any:
         # A thread cannot be stopped from outside: one that is detached is left to itself.
         if self._threads is None:
             self._threads = Threads()
-        output = await self._threads.submit(partial(call.begin, task), partial(self._late, task))
+        late = partial(self._late, running.task)
+        output = await self._threads.submit(partial(_begin_here, running), late)
         return await output if inspect.isawaitable(output) else output
 
     def _note_late(self, task: Task) -> None:
@@ -416,8 +435,7 @@ class Worker:
         """It returned after its timeout, and blocked the loop until then."""
         if self._warned_of is not task:
             call.warn(f"kept the event loop {_beyond(task)}, so it fails. {BELONGS}")
-        call.end_log()
-        self._settle(self._failure(task, TimeoutError(), timeout_error(task)))
+        self._settle(self._failure(task, *timeout(task, call, None)))
         self._note_late(task)
 
     def _enter(self, task: Task, call: Call, spent: float) -> _Running:
@@ -507,15 +525,20 @@ class Worker:
     def _expire(self, running: _Running) -> None:
         if self._spare(running):
             return
-        task = running.task
-        if not running.call.is_async:
-            running.call.warn(f"{STILL_RUNS} {_beyond(task)}. {CHECK_CANCELLED}")
-            log.warning(
-                "run %s, node %s: %s %s", task.run_id, task.node_id, STILL_RUNS, _beyond(task)
-            )
+        task, call = running.task, running.call
+        if running.thread is not None:
+            self._warn_of_thread(task, call, running.thread)
+        stack = stack_of_coroutine(running.work)
+        stack = stack or stack_of_thread(running.thread, _begin_here.__code__)
+        error, described = timeout(task, call, stack)
         self._detach(running)
-        self._settle(self._failure(task, TimeoutError(), timeout_error(task)))
+        self._settle(self._failure(task, error, described))
         self._spawn(self._flush())
+
+    def _warn_of_thread(self, task: Task, call: Call, thread: int) -> None:
+        message = f"still runs in its thread, {place_of_thread(thread)}, {_beyond(task)}"
+        call.warn(f"{message}. {CHECK_CANCELLED}")
+        log.warning("run %s, node %s: %s", task.run_id, task.node_id, message)
 
     def holding(self) -> list[Task]:
         """Every start that is claimed and not done with."""
@@ -562,6 +585,7 @@ class Worker:
         pause = pause_asked_by(error)
         if pause is not None and task.resource_tag is not None:
             self._slowed.append((task.resource_tag, self._clock() + pause))
+        log_failure(task, described)
         return failure(task, error, described, self._chance())
 
     def _settle(self, result: Result) -> None:
@@ -648,7 +672,6 @@ class Worker:
 
 
 BELONGS = "A handler that blocks belongs into a plain `def`"
-STILL_RUNS = "still runs in its thread"
 CHECK_CANCELLED = (
     "A thread cannot be stopped: the handler itself has to check ctx.cancelled.is_set()"
 )
@@ -658,14 +681,47 @@ def _beyond(task: Task) -> str:
     return f"beyond its timeout of {task.timeout_seconds:g} s"
 
 
-def timeout_error(task: Task) -> dict[str, Any]:
-    message = f"did not finish within {task.timeout_seconds:g} s (timeout_seconds)"
-    return {"type": "timeout", "message": message}
+def _begin_here(running: _Running) -> Any:
+    """Call a plain function; its stack can be read from outside as long as it runs."""
+    running.thread = threading.get_ident()
+    try:
+        return running.call.begin(running.task)
+    finally:
+        running.thread = None
 
 
 def _order(task: Task) -> tuple[str, str, Token]:
     """What stops it."""
     return task.run_id, task.node_id, task.token
+
+
+def refusal(problem: DovetailError) -> dict[str, Any]:
+    """The error of a call that could not be opened."""
+    details = problem.details if isinstance(problem, PermanentError) else {}
+    return {"type": problem.type, "message": str(problem), **details}
+
+
+def timeout(
+    task: Task, call: Call, stack: TracebackType | None
+) -> tuple[TimeoutError, dict[str, Any]]:
+    """The error of a handler that ran out of time while it was there, and its description."""
+    message = f"did not finish within {task.timeout_seconds:g} s (timeout_seconds)"
+    error = TimeoutError(message).with_traceback(stack)
+    return error, call.describe(error) | {"type": "timeout", "message": message}
+
+
+def log_failure(task: Task, described: Mapping[str, Any]) -> None:
+    """Log a failed attempt with its traceback, which is redacted already."""
+    extra = {"run_id": task.run_id, "node_id": task.node_id, "attempt": task.token.attempt}
+    text = described.get("traceback") or f"{described['type']}: {described['message']}"
+    attempts_log.warning(
+        "attempt %d of node '%s' of run %s failed\n%s",
+        task.token.attempt,
+        task.node_id,
+        task.run_id,
+        text,
+        extra=extra,
+    )
 
 
 def failure(

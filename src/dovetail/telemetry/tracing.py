@@ -276,12 +276,21 @@ class _TracedCall:
                 raise
 
     def _set_error(self, span: Span, error: BaseException) -> None:
-        if isinstance(error, asyncio.CancelledError | GeneratorExit):
-            span.set_status(Status(StatusCode.ERROR, "stopped, or out of time"))
-            return
         described = self._call.describe(error)
-        span.set_attribute("error.type", str(described.get("type")))
-        span.set_status(Status(StatusCode.ERROR, str(described.get("message"))))
+        kind, message = str(described.get("type")), str(described.get("message"))
+        if isinstance(error, asyncio.CancelledError | GeneratorExit):
+            message = "stopped, or out of time"
+        else:
+            span.set_attribute("error.type", kind)
+        span.set_status(Status(StatusCode.ERROR, message))
+        span.add_event(
+            "exception",
+            {
+                "exception.type": kind,
+                "exception.message": message,
+                "exception.stacktrace": str(described.get("traceback", "")),
+            },
+        )
 
     def cancel(self) -> None:
         self._call.cancel()

@@ -27,12 +27,11 @@ from dovetail.engine.lease_keeper import Liveness
 from dovetail.engine.limits import KeptLimits, LocalLimits, TokenBucket
 from dovetail.engine.listener import Listener
 from dovetail.engine.local.orchestrator import LocalOrchestrator
-from dovetail.engine.local.task_source import LocalTaskSource
-from dovetail.engine.ports import Calls, DoctorFinding, Store, Task
+from dovetail.engine.local.task_source import LocalTaskSource, LoggingStore
+from dovetail.engine.ports import Calls, DoctorFinding, Task
 from dovetail.engine.ports import RateLimiter as RateLimits
 from dovetail.engine.worker import Worker
-from dovetail.handlers.calls import RegistryCalls
-from dovetail.handlers.inputs import OutputSource
+from dovetail.handlers.calls import OutputSource, RegistryCalls
 from dovetail.handlers.log_capture import LogRules, capturing
 from dovetail.handlers.registry import Registry
 from dovetail.stores.memory import MemoryStore
@@ -43,7 +42,7 @@ from dovetail.stores.sqlite.store import InstrumentedSqliteStore, SqliteObserver
 from dovetail.transports.local import LocalTransport, NoTransport
 
 
-class LocalStore(Store, Protocol):
+class LocalStore(LoggingStore, Protocol):
     def abort(self, error: BaseException) -> None: ...
 
 
@@ -295,6 +294,7 @@ def _commands(
         rates=rates,
         max_crashes=settings.max_crashes,
         digest=stored_definition,
+        max_config_bytes=settings.max_config_bytes,
         drives=False,
         check_writable=store.check_writable,
         lost=store.lost,

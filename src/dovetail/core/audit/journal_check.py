@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from dovetail.core.audit.replay import JournalEntry, is_too_large
-from dovetail.core.events import Event, Token
+from dovetail.core.events import TRACEBACK, Event, Token
 from dovetail.core.run import Phase, RunState, UnreadOutput
 from dovetail.core.states import Reason
 from dovetail.core.step import begin, step
@@ -156,10 +156,17 @@ def _output(entry: JournalEntry) -> Any:
 def _fail(run: RunState, entry: JournalEntry) -> Fail:
     data = _data(entry)
     subject = _subject(run, entry)
+    error = reported_error(data)
     if entry.events[0].type == "node.retrying":
-        return Fail(*subject, data["error"], after=data["delay"])
+        return Fail(*subject, error, after=data["delay"])
     unrendered = run.node(subject[1]).phase is Phase.PUBLISHED
-    return Fail(*subject, data["error"], permanent=True, unrendered=unrendered)
+    return Fail(*subject, error, permanent=True, unrendered=unrendered)
+
+
+def reported_error(data: dict[str, Any]) -> dict[str, Any]:
+    """The error as the worker reported it, from the data of the attempt's event."""
+    error: dict[str, Any] = data["error"]
+    return error if TRACEBACK not in data else {**error, TRACEBACK: data[TRACEBACK]}
 
 
 def _progress(run: RunState, entry: JournalEntry) -> Progress:

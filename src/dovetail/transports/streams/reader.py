@@ -17,12 +17,14 @@ import random
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import hiredis
 
 from dovetail.core.errors import StoreError
 from dovetail.core.events import Token
+from dovetail.core.node_logs import LogChunk
 from dovetail.core.transitions import Stop
 from dovetail.engine.ports import Result, Task
 from dovetail.engine.supervisor import BackgroundTask, bisect_failures, describe_error
@@ -63,7 +65,16 @@ before that is for others."""
 REPEAT_SECONDS, MAX_SENT_BYTES = 3.0, 16 << 20
 """While its log is synced, Redis replies up to two seconds before the log has a write."""
 
+LOG_SECONDS = 0.05
+"""Lines of handlers wait so long for the result of their node."""
+
 Received = tuple[StreamMessage, Task]
+LogCommands = Callable[[PipelinedRedis, Sequence[LogChunk], bool], Sequence[Command]]
+"""What writes these lines over a connection; True if no result travels with them."""
+
+
+def _no_logs(pipe: PipelinedRedis, chunks: Sequence[LogChunk], alone: bool) -> Sequence[Command]:
+    return ()
 
 
 class StreamInbox:
@@ -74,10 +85,12 @@ class StreamInbox:
         handlers: Sequence[str],
         *,
         stale_seconds: float | None = None,
+        logs: LogCommands | None = None,
     ) -> None:
         """One reader for all handlers or, where a read covers one stream only, one for each.
 
-        What a worker has read and not begun for `stale_seconds` is taken from it.
+        What a worker has read and not begun for `stale_seconds` is taken from it. `logs` makes the
+        commands that write lines of handlers.
         """
         streams = [stream_of(handler) for handler in handlers]
         if isinstance(reader, StreamReader):
@@ -111,6 +124,13 @@ class StreamInbox:
         self._last_sent: deque[tuple[float, int, list[Command]]] = deque()
         """What was sent lately: when, its size, and the messages."""
         self._last_sent_bytes = 0
+        self._log_commands = logs or _no_logs
+        self._logs: list[LogChunk] = []
+        """Lines of handlers that wait for the result of their node."""
+        self._log_bytes = 0
+        """Of lines on their way."""
+        self._has_lost_logs = False
+        self._log_timer: asyncio.TimerHandle | None = None
         self._stale_seconds = stale_seconds
         self._look_at = time.monotonic() + LOOK_SECONDS
 
@@ -212,11 +232,46 @@ class StreamInbox:
         reply = None
         if len(self._readers) == 1 and not self._kept and not self._unopened:
             # Few are awaited here: building the next read is a twentieth of a chain's time.
-            reply = self._readers[0][0].send(asked, now=len(results) <= FEW_AT_ONCE)
+            now = len(results) <= FEW_AT_ONCE
+            reply = self._readers[0][0].send(asked, now=now, ahead=self._write_logs)
         if reply is None:
+            self._write_logs(self._pipe)
             reply = self._pipe.send(asked, delay=COMPANY_SECONDS, last=True)
         self._sent.append((reply, commands))
         self._remember(commands)
+
+    def log(self, chunks: Sequence[LogChunk]) -> None:
+        """They go out with the next result, or a moment later."""
+        self._logs += chunks
+        if self._log_timer is None:
+            loop = asyncio.get_running_loop()
+            self._log_timer = loop.call_later(LOG_SECONDS, self._write_logs, self._pipe, True)
+
+    def _write_logs(self, pipe: PipelinedRedis, alone: bool = False) -> None:
+        """Send the lines that wait. `alone` says that no result travels with them."""
+        if self._log_timer is None:
+            return
+        self._log_timer.cancel()
+        self._log_timer = None
+        chunks, self._logs = self._logs, []
+        commands = self._log_commands(pipe, chunks, alone)
+        size = sum(len(str(word)) for command in commands for word in command)
+        if self._log_bytes + size > MAX_SENT_BYTES:
+            self._lose_logs("Redis is away, or slow")
+            return
+        self._log_bytes += size
+        pipe.enqueue(commands, on_done=partial(self._logs_written, size))
+
+    def _logs_written(self, size: int, error: BaseException | None) -> None:
+        self._log_bytes -= size
+        if error is not None:
+            self._lose_logs(error)
+
+    def _lose_logs(self, why: object) -> None:
+        """Said once: it is not what an operator has to look at while Redis is away."""
+        if not self._has_lost_logs:
+            self._has_lost_logs = True
+            log.warning("lines of logs are lost: %s", why)
 
     def _note_pace(self, results: Sequence[Result]) -> None:
         now, handler = time.monotonic(), self._handler
@@ -314,6 +369,7 @@ class StreamInbox:
 
     async def close(self) -> None:
         """Read no more, and let others have at once what was read and never begun."""
+        self._write_logs(self._pipe)
         await self._arrived()
         for read in self._reads.values():
             read.cancel()
