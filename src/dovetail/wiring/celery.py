@@ -52,6 +52,7 @@ from dovetail.engine.listener import Listener
 from dovetail.engine.ports import Result, Task
 from dovetail.engine.supervisor import supervise
 from dovetail.handlers.builtin import load_registry
+from dovetail.handlers.log_capture import capture_for_good
 from dovetail.handlers.registry import Registry
 from dovetail.redis_client.pipelined import Command, PipelinedRedis, RedisUnreachable
 from dovetail.redis_client.sync import SyncRedis, done
@@ -78,7 +79,7 @@ from dovetail.transports.messages import (
 )
 from dovetail.transports.streams.reader import StopBroadcast
 from dovetail.wiring.distributed import connected, log_appender, service_id
-from dovetail.wiring.embedded import buckets, handler_calls
+from dovetail.wiring.embedded import buckets, handler_calls, log_rules
 
 BEAT_PATIENCE_SECONDS = 0.5
 FAREWELL_SECONDS = 2.0
@@ -294,6 +295,7 @@ class PoolProcess:
         self.clock = StoreClock()
         elsewhere = partial(RemoteInputs, self.read_store)
         calls = handler_calls(self.settings, self.registry, elsewhere=elsewhere)
+        capture_for_good(log_rules(self.settings))
         self.calls = calls if state.listener is None else state.listener.calls(calls)
         self.watch = LeaseThread(
             self._duties,
@@ -405,7 +407,13 @@ class TaskRunner:
         interrupt = None
         if threading.current_thread() is threading.main_thread():
             interrupt = partial(signal.pthread_kill, threading.get_ident(), INTERRUPT)
-        self._worker = BlockingWorker(child.calls, child.watch, child.clock, interrupt=interrupt)
+        self._worker = BlockingWorker(
+            child.calls,
+            child.watch,
+            child.clock,
+            log=self._task_source.log,
+            interrupt=interrupt,
+        )
         if interrupt is not None:
             _install_signals(self._worker)
 

@@ -51,6 +51,7 @@ from dovetail.engine.ports import Task
 from dovetail.engine.supervisor import describe_error, run_every, supervise
 from dovetail.engine.worker import Worker
 from dovetail.handlers.builtin import builtin_registry
+from dovetail.handlers.log_capture import capturing
 from dovetail.handlers.registry import Registry
 from dovetail.redis_client.pipelined import PATIENCE_SECONDS, Command, PipelinedRedis, RedisError
 from dovetail.stores.postgres.archive import PostgresArchive
@@ -105,7 +106,7 @@ from dovetail.transports.streams.sender import (
     StreamReader,
     StreamSender,
 )
-from dovetail.wiring.embedded import buckets, definition_limits, handler_calls
+from dovetail.wiring.embedded import buckets, definition_limits, handler_calls, log_rules
 
 log = logging.getLogger("dovetail.orchestrator")
 GC_SECONDS, MAX_GC_SECONDS = 60.0, 3600.0
@@ -527,6 +528,7 @@ async def working(
 
         fleet = WorkerRegistry(parts.pipe, heartbeat_timeout=settings.heartbeat_timeout)
         worker = Worker(task_source, calls, parts.clock, crash, concurrency=settings.concurrency)
+        stack.enter_context(capturing(log_rules(settings)))
         worker.start()
         facts = _facts(registry, settings, me)
 
