@@ -30,11 +30,12 @@ from dovetail.core.caching import (
     secrets_digest,
 )
 from dovetail.core.effects import COMPLETED
+from dovetail.core.conversion import encode_output
 from dovetail.core.errors import DovetailError, PermanentError, RetryableError, SecretInKey
 from dovetail.core.outputs import INLINE_BYTES, MAX_INPUT_BYTES, SETTING, check_room
 from dovetail.core.redaction import Redactor
 from dovetail.core.templates import MAX_CONFIG_SIZE, render_deferred, secrets_read
-from dovetail.core.values import MAX_BYTES, NotJson, encode
+from dovetail.core.values import MAX_BYTES, NotJson
 from dovetail.engine.ports import Report, Task
 from dovetail.handlers.context import Context, TrackedContext
 from dovetail.handlers.failure import describe
@@ -502,7 +503,7 @@ class HandlerCall:
     def seal(self, task: Task, output: Any) -> Any:
         """A JSON copy, so that the handler cannot change it any more."""
         try:
-            text = encode(output, max_bytes=self._max_output_bytes)
+            text = encode_output(output, max_bytes=self._max_output_bytes)
         except NotJson as problem:
             kind = "too_large" if problem.code == "too_large" else "invalid_output"
             message = self._redactor.redact_shown(problem.of_output())
