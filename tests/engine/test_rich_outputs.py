@@ -75,6 +75,10 @@ class Item(BaseModel):
         return f"{size} kg"
 
 
+class Looped(BaseModel):
+    me: Any = None
+
+
 class Items(RootModel[list[Item]]):
     pass
 
@@ -136,11 +140,7 @@ async def test_a_rich_output_is_stored_as_pydantic_writes_it(name: str) -> None:
     if expected is not None:
         assert node.output == expected
     else:
-        assert node.output == to_jsonable_python(output)
-
-
-class Looped(BaseModel):
-    me: Any = None
+        assert node.output == to_jsonable_python(output, by_alias=False)
 
 
 def looped_dataclass() -> Nested:
