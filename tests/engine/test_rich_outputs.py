@@ -87,7 +87,7 @@ AT = datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
 RICH: dict[str, tuple[Any, Any]] = {
     "a_datetime": (AT, "2026-01-02T03:04:05.000678Z"),
     "a_zone": (datetime(2026, 1, 2, tzinfo=BERLIN), "2026-01-02T00:00:00+01:00"),
-    "no_zone": (datetime(2026, 1, 2, 3), "2026-01-02T03:00:00"),
+    "no_zone": (AT.replace(tzinfo=None), "2026-01-02T03:04:05.000678"),
     "a_date": (date(2026, 1, 2), "2026-01-02"),
     "a_uuid": (NUMBER, str(NUMBER)),
     "a_decimal": (Decimal("1.10"), "1.10"),

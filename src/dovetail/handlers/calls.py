@@ -29,8 +29,8 @@ from dovetail.core.caching import (
     names_digest,
     secrets_digest,
 )
-from dovetail.core.effects import COMPLETED
 from dovetail.core.conversion import encode_output
+from dovetail.core.effects import COMPLETED
 from dovetail.core.errors import DovetailError, PermanentError, RetryableError, SecretInKey
 from dovetail.core.outputs import INLINE_BYTES, MAX_INPUT_BYTES, SETTING, check_room
 from dovetail.core.redaction import Redactor

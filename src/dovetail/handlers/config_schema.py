@@ -339,7 +339,9 @@ def _known_part(schema: Any) -> Schema:
     if not isinstance(schema, dict):
         return {}
     made = {
-        name: schema[name] for name, kinds in _KEYWORDS.items() if isinstance(schema.get(name), kinds)
+        name: schema[name]
+        for name, kinds in _KEYWORDS.items()
+        if isinstance(schema.get(name), kinds)
     }
     if isinstance(branches := schema.get("anyOf"), list):
         return {**_any_of([_known_part(one) for one in branches])}

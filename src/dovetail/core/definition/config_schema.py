@@ -50,7 +50,12 @@ class _Fault:
     __slots__ = ("known", "on_key", "path", "text", "wrong")
 
     def __init__(
-        self, path: Path, text: str, wrong: str = "", known: Sequence[str] = (), on_key: bool = False
+        self,
+        path: Path,
+        text: str,
+        wrong: str = "",
+        known: Sequence[str] = (),
+        on_key: bool = False,
     ) -> None:
         self.path = path
         self.text = text
@@ -222,7 +227,9 @@ def _template(text: str) -> str | None:
 def _takes_text(schema: Schema) -> bool:
     """Whether some text could be accepted: also a number may be written as text."""
     if branches := schema.get("anyOf"):
-        return any(not isinstance(one, Mapping) or "$ref" in one or _takes_text(one) for one in branches)
+        return any(
+            not isinstance(one, Mapping) or "$ref" in one or _takes_text(one) for one in branches
+        )
     types = _types(schema)
     return not types or not set(types) <= {"object", "array", "null"}
 
@@ -356,9 +363,7 @@ def _is_among(value: Any, members: Sequence[Any]) -> bool:
     return False
 
 
-def _not_among(
-    value: Any, members: Sequence[Any], path: Path, words: Sequence[str] = ()
-) -> _Fault:
+def _not_among(value: Any, members: Sequence[Any], path: Path, words: Sequence[str] = ()) -> _Fault:
     """`words` are what it may be beside the members of the enum."""
     texts = [one for one in members if isinstance(one, str)]
     text = f"must be {_listed([*map(shown, members), *words])}, not {shown(value)}"
