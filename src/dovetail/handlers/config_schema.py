@@ -32,7 +32,7 @@ Core = Mapping[str, Any]
 def schema_of(model: type[BaseModel]) -> Schema | None:
     """The schema of a model; None if it says nothing."""
     maker = _Maker()
-    made = maker.of(model.__pydantic_core_schema__, {})  # type: ignore[arg-type]
+    made = maker.of(model.__pydantic_core_schema__, {})
     if set(made) <= {"description"}:
         return None
     return {**made, "$defs": maker.definitions} if maker.definitions else made
@@ -181,13 +181,18 @@ class _Maker:
         return made
 
     def members(self, core: Core, config: Core) -> Schema:
-        if core.get("missing") is not None:  # an enum that finds a member by itself
+        if core["type"] == "enum" and _finds_members(core["cls"]):
             return {}
         given = core["expected"] if core["type"] == "literal" else core["members"]
         members = [one.value if isinstance(one, Enum) else one for one in given]
         if not all(one is None or isinstance(one, str | int | float) for one in members):
             return {}
         return {"enum": members}
+
+
+def _finds_members(kind: type[Enum]) -> bool:
+    """Whether an enum has its own way from a value to a member."""
+    return getattr(kind._missing_, "__func__", None) is not Enum._missing_.__func__  # type: ignore[attr-defined]
 
 
 def _plain(schema: Schema) -> Callable[[_Maker, Core, Core], Schema]:

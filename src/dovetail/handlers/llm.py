@@ -276,14 +276,14 @@ class ResponseFormat(BaseModel):
         return self
 
 
-_FORMATS = {"enum": [*get_args(FormatType)]}
+_FORMAT_TYPES: dict[str, Any] = {"enum": [*get_args(FormatType)]}
 # A text is the type alone.
-_FORMAT = {
+_FORMAT: dict[str, Any] = {
     "anyOf": [
-        _FORMATS,
+        _FORMAT_TYPES,
         {
             "type": "object",
-            "properties": {"type": _FORMATS, "json_schema": {"type": ["object", "null"]}},
+            "properties": {"type": _FORMAT_TYPES, "json_schema": {"type": ["object", "null"]}},
             "required": ["type"],
             "additionalProperties": False,
         },

@@ -88,7 +88,11 @@ class _Check:
         if not schema or depth > MAX_DEPTH:
             return []
         if isinstance(value, str) and "{" in value and (template := _template(value)):
-            return [] if template is ANY or _takes_text(schema) else [_not(schema, value, path)]
+            return (
+                []
+                if template is ANY or self._takes_text(schema)
+                else [_not(_type_words(schema), value, path)]
+            )
         if branches := schema.get("anyOf"):
             return self._of_union(schema, branches, value, path, depth, closed)
         if "enum" in schema or "const" in schema:
@@ -108,7 +112,7 @@ class _Check:
                 return []
         else:
             return _of_scalar(schema, types, value, path)
-        return [_not(schema, value, path)]
+        return [_not(_type_words(schema), value, path)]
 
     def _resolved(self, schema: Any) -> Schema | None:
         for _ in range(MAX_REFERENCES):
@@ -119,6 +123,13 @@ class _Check:
                 return schema
             schema = self._definitions.get(str(reference).removeprefix("#/$defs/"))
         return None
+
+    def _takes_text(self, schema: Schema) -> bool:
+        """Whether some text could be accepted: also a number may be written as text."""
+        if branches := schema.get("anyOf"):
+            return any(self._takes_text(self._resolved(one) or {}) for one in branches)
+        types = _types(schema)
+        return not types or not set(types) <= {"object", "array", "null"}
 
     def _of_object(
         self, schema: Schema, value: dict[str, Any], path: Path, depth: int, closed: bool
@@ -195,14 +206,22 @@ class _Check:
         bounded = [faults for faults in found if faults[0].text.startswith(_BOUNDED)]
         if len(bounded) == 1 and not members:
             return bounded[0]
-        words = [word for branch in branches for word in _words(self._resolved(branch) or {})]
+        words = [word for branch in branches for word in self._words(branch)]
         if members and isinstance(value, str):
             words = [word for word in words if word != _WORDS["string"]]
         return [_not_among(value, members, path, words)]
 
+    def _words(self, schema: Any) -> list[str]:
+        """The types that it takes; nothing for an enum, whose members are named."""
+        resolved = self._resolved(schema) or {}
+        if branches := resolved.get("anyOf"):
+            return [word for one in branches for word in self._words(one)]
+        return [] if "enum" in resolved or "const" in resolved else _type_words(resolved)
+
     def _members(self, branch: Any) -> Sequence[Any]:
         resolved = self._resolved(branch) or {}
-        return resolved.get("enum", [resolved["const"]] if "const" in resolved else [])
+        members: Sequence[Any] = resolved.get("enum", ())
+        return [resolved["const"]] if "const" in resolved else members
 
 
 # ── templates ────────────────────────────────────────────────────────────────────────────
@@ -222,16 +241,6 @@ def _template(text: str) -> str | None:
     if template is None:
         return None
     return ANY if template.whole else TEXT
-
-
-def _takes_text(schema: Schema) -> bool:
-    """Whether some text could be accepted: also a number may be written as text."""
-    if branches := schema.get("anyOf"):
-        return any(
-            not isinstance(one, Mapping) or "$ref" in one or _takes_text(one) for one in branches
-        )
-    types = _types(schema)
-    return not types or not set(types) <= {"object", "array", "null"}
 
 
 # ── single values ────────────────────────────────────────────────────────────────────────
@@ -289,7 +298,7 @@ def _of_scalar(schema: Schema, types: Sequence[str], value: Any, path: Path) -> 
     bounded = [text for text in wrong if text]
     if len(bounded) == 1:
         return [_Fault(path, bounded[0])]
-    return [_not(schema, value, path)]
+    return [_not(_type_words(schema), value, path)]
 
 
 def _bounds(schema: Schema, kind: str) -> tuple[tuple[str, Any], ...]:
@@ -370,18 +379,15 @@ def _not_among(value: Any, members: Sequence[Any], path: Path, words: Sequence[s
     return _Fault(path, text, value if isinstance(value, str) else "", texts)
 
 
-def _not(schema: Schema, value: Any, path: Path) -> _Fault:
-    words = _words(schema) or ["something else"]
+def _not(words: Sequence[str], value: Any, path: Path) -> _Fault:
     return _Fault(path, f"must be {_listed(words)}, not {shown(value)}")
 
 
-def _words(schema: Schema) -> list[str]:
-    if branches := schema.get("anyOf"):
-        return [word for one in branches for word in _words(one)]
+def _type_words(schema: Schema) -> list[str]:
     form = schema.get("format")
     if form in _FORMATS:
         return [_FORMATS[form][0]]
-    return [_WORDS[kind] for kind in _types(schema) if kind in _WORDS]
+    return [_WORDS[kind] for kind in _types(schema) if kind in _WORDS] or ["something else"]
 
 
 def _listed(words: Sequence[str]) -> str:
