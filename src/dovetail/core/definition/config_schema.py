@@ -88,11 +88,9 @@ class _Check:
         if not schema or depth > MAX_DEPTH:
             return []
         if isinstance(value, str) and "{" in value and (template := _template(value)):
-            return (
-                []
-                if template is ANY or self._takes_text(schema)
-                else [_not(_type_words(schema), value, path)]
-            )
+            if template is ANY or self._takes_text(schema):
+                return []
+            return [_not(self._words(schema), value, path)]
         if branches := schema.get("anyOf"):
             return self._of_union(schema, branches, value, path, depth, closed)
         if "enum" in schema or "const" in schema:
