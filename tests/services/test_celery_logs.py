@@ -1,4 +1,4 @@
-"""What handlers log in the pool of a Celery worker reaches their logs, whoever started the worker."""
+"""What handlers log in the pool of a Celery worker reaches their logs."""
 
 from __future__ import annotations
 

@@ -501,7 +501,7 @@ class HandlerCall:
         self._as_text = as_text
         self._reads = reads
         self.is_async = handler.is_async
-        self.is_logged = context.log_rules is not NO_LOG
+        self.is_logged = context._log_rules is not NO_LOG
 
     def begin(self, task: Task) -> Any:
         if self.is_logged:
@@ -512,18 +512,18 @@ class HandlerCall:
         self._context.cancel()
 
     def warn(self, message: str) -> None:
-        if (log := self._context.lines()) is not None:
+        if (log := self._context._open_log()) is not None:
             log.add("WARNING", WORKER_LOGGER, message)
 
     def end_log(self) -> None:
-        self._context.end_log()
+        self._context._end_log()
 
     def seal(self, task: Task, output: Any) -> Any:
         """A JSON copy, so that the handler cannot change it any more."""
-        if self._context._lines is None:  # as `end_log`, without the call: every node comes here
+        if self._context._lines is None:  # as `_end_log`, without the call: every node comes here
             self._context._lines = ENDED
         else:
-            self._context.end_log()
+            self._context._end_log()
         try:
             text = encode(output, max_bytes=self._max_output_bytes)
         except NotJson as problem:
@@ -551,5 +551,5 @@ class HandlerCall:
         return task.cache._replace(facts=self._reads.facts)
 
     def describe(self, error: BaseException) -> dict[str, Any]:
-        self._context.end_log()
+        self._context._end_log()
         return describe(error, self._redactor.redact_shown)

@@ -76,12 +76,12 @@ NO_LOG = LogRules(max_bytes=0)
 
 
 class LogOwner(Protocol):
-    """An attempt whose handler runs."""
+    """An attempt whose handler runs: its context, whose other names are for the handler."""
 
     @property
-    def log_rules(self) -> LogRules: ...
+    def _log_rules(self) -> LogRules: ...
 
-    def lines(self) -> AttemptLog | None:
+    def _open_log(self) -> AttemptLog | None:
         """Its log, made at the first call; None once the attempt has ended."""
         ...
 
@@ -137,7 +137,7 @@ class AttemptLog:
             "attempt": attempt.attempt,
         }
         self._redact: Callable[[Any], Any] = redactor.redact_shown
-        self.log_rules = rules
+        self._log_rules = rules
         self._on_lines = on_lines
         self._buffer = LogBuffer(attempt, rules.max_bytes)
         self._parts: dict[str, _Part] = {}
@@ -240,7 +240,7 @@ class AttemptLog:
             text = part.take()[0] + text
         at = 0
         while len(text) - at > BLOCK_CHARS:
-            if self._buffer.keeps_newest_only and len(text) - at > 2 * self.log_rules.max_bytes:
+            if self._buffer.keeps_newest_only and len(text) - at > 2 * self._log_rules.max_bytes:
                 at = self._skip(text, at)
             end = text.rfind("\n", at, at + BLOCK_CHARS)
             if end < 0:  # one line
@@ -257,7 +257,7 @@ class AttemptLog:
 
     def _skip(self, text: str, at: int) -> int:
         """Where the newest lines begin that can stay; lines before them are only counted."""
-        end = text.rfind("\n", at, len(text) - self.log_rules.max_bytes)
+        end = text.rfind("\n", at, len(text) - self._log_rules.max_bytes)
         if end < 0:
             return at
         lines = text.count("\n", at, end) + 1
@@ -275,7 +275,7 @@ class AttemptLog:
     def _print_line(self, stream: str, text: str, at: float) -> None:
         self._buffer.add(LogLine(at, STREAM_LEVELS[stream], stream, text))
 
-    def lines(self) -> AttemptLog | None:
+    def _open_log(self) -> AttemptLog | None:
         return None if self.is_closed else self
 
     # ── for the worker ───────────────────────────────────────────────────────────────────
@@ -314,9 +314,9 @@ class _Muted:
     """Stands for an attempt while an event that its log has already is also printed."""
 
     def __init__(self, shows_stdout: bool) -> None:
-        self.log_rules = LogRules(level=sys.maxsize, shows_stdout=shows_stdout)
+        self._log_rules = LogRules(level=sys.maxsize, shows_stdout=shows_stdout)
 
-    def lines(self) -> None:
+    def _open_log(self) -> None:
         return None
 
 
@@ -343,7 +343,7 @@ def _hooked_call_handlers(self: logging.Logger, record: logging.LogRecord) -> No
         return _call_handlers(self, record)
     if _is_kept(self, record.levelno, owner):
         try:
-            if log := owner.lines():
+            if log := owner._open_log():
                 log.record(record)
         except Exception:  # noqa: S110  (a log is never in the way of a handler)
             pass
@@ -358,7 +358,7 @@ def _hooked_call_handlers(self: logging.Logger, record: logging.LogRecord) -> No
 
 def _is_kept(logger: logging.Logger | None, level: int, owner: LogOwner) -> bool:
     """The level of the log counts in place of the root logger's, other levels as they are set."""
-    if level < owner.log_rules.level:
+    if level < owner._log_rules.level:
         return False
     if logger is not None and level <= logger.manager.disable:
         return False
@@ -395,14 +395,14 @@ class CapturedStream:
         if owner is None or not isinstance(text, str):
             return self._stream.write(text)
         is_kept = False
-        if owner.log_rules.output:
+        if owner._log_rules.output:
             try:
-                log = owner.lines()
+                log = owner._open_log()
                 is_kept = log is not None and log.printed(self._name, text)
             except Exception:  # noqa: S110  (a log is never in the way of a handler)
                 pass
         is_muted = isinstance(owner, _Muted)
-        if (is_kept or is_muted) and self._name == "stdout" and not owner.log_rules.shows_stdout:
+        if (is_kept or is_muted) and self._name == "stdout" and not owner._log_rules.shows_stdout:
             return len(text)
         token = CURRENT.set(None)  # the stream may be one that logs
         try:
@@ -520,7 +520,7 @@ def _hooked_proxy(original: Callable[..., Any]) -> Callable[..., Any]:
             steps.insert(max(0, len(steps) - 1), _Recorder(owner, level))
             with suppress(Exception):
                 target = type(self)(self._logger, steps, self._context)
-        token = CURRENT.set(_MUTED[owner.log_rules.shows_stdout])
+        token = CURRENT.set(_MUTED[owner._log_rules.shows_stdout])
         try:
             return original(target, method_name, event, *args, **fields)
         finally:
@@ -539,7 +539,7 @@ class _Recorder:
 
     def __call__(self, logger: Any, method: str, event: Any) -> Any:
         with suppress(Exception):
-            if log := self._owner.lines():
+            if log := self._owner._open_log():
                 log.add(level_name(self._level), _name_of(logger, event), *_event_parts(event))
         return event
 
