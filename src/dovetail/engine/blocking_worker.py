@@ -458,7 +458,9 @@ class LeaseThread:
             held.stop()
             # It clings on, and may be killed for it before it can say so.
             if age >= limit + STOP_GRACE_SECONDS and held.finish():
-                self._spawn(self._tell_timeout(held))
+                # Its stack is read now: below it is interrupted.
+                late = timed_out(held, held.stack(), random.random())  # noqa: S311
+                self._spawn(self._tell_timeout(held, late))
         if time.time() >= self._give_back_at() and not held.is_finished():
             self._spawn(self._hand_back(held))
         stopped_at = held.stopped_at
@@ -471,8 +473,7 @@ class LeaseThread:
         held.call.warn(message)
         log.warning("run %s, node %s: %s", task.run_id, task.node_id, message)
 
-    async def _tell_timeout(self, held: RunningTask) -> None:
-        late = timed_out(held, held.stack(), random.random())  # noqa: S311
+    async def _tell_timeout(self, held: RunningTask, late: Fail) -> None:
         log_failure(held.task, late.error)
         if held.log is not None and (chunks := held.log.drain()):
             (await self._ready()).task_source.log(chunks)

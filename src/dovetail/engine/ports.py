@@ -514,7 +514,8 @@ class Call(Protocol):
         ...
 
     def describe(self, error: BaseException) -> dict[str, Any]:
-        """What is stored of an error: `type`, `message` and, where known, `where`. Ends the log."""
+        """What is stored of an error: `type`, `message` and, where known, `where` and
+        `traceback`. Ends the log."""
         ...
 
 

@@ -29,12 +29,13 @@ from dovetail.core.caching import (
     names_digest,
     secrets_digest,
 )
+from dovetail.core.conversion import encode_output
 from dovetail.core.effects import COMPLETED
 from dovetail.core.errors import DovetailError, PermanentError, RetryableError, SecretInKey
 from dovetail.core.outputs import INLINE_BYTES, MAX_INPUT_BYTES, SETTING, check_room
 from dovetail.core.redaction import Redactor
 from dovetail.core.templates import MAX_CONFIG_SIZE, render_deferred, secrets_read
-from dovetail.core.values import MAX_BYTES, NotJson, encode
+from dovetail.core.values import MAX_BYTES, NotJson
 from dovetail.engine.ports import OnLines, Report, Task
 from dovetail.handlers.context import Context, TrackedContext, unread
 from dovetail.handlers.failure import describe
@@ -367,14 +368,12 @@ class RegistryCalls:
             # Not retried: the same definition would fail again on this worker.
             described = describe(problem, self._redactor.redact_shown)
             message = f"node '{task.node_id}': {described['message']}"
-            raise PermanentError(message, type=described["type"]) from None
+            raise _refusal(message, described["type"], described) from None
         except BaseException as problem:  # the handler's own validator is broken
             described = describe(problem, self._redactor.redact_shown)
             message = f"node '{task.node_id}': its config could not be checked: "
             message += f"{described['type']}: {described['message']}"
-            refusal = PermanentError(message, type="invalid_config")
-            refusal.details = {n: described[n] for n in ("where", "traceback") if n in described}
-            raise refusal from None
+            raise _refusal(message, "invalid_config", described) from None
         reads = None if task.cache is None else self._reads(task, handler)
         context = (Context if reads is None else TrackedContext)(
             run_id=task.run_id,
@@ -415,6 +414,13 @@ class RegistryCalls:
         if reads is None:
             return inputs_of(task, self._elsewhere, self._budget, None, None)
         return inputs_of(task, self._elsewhere, self._budget, reads.saw_input, reads.saw_names)
+
+
+def _refusal(message: str, kind: str, described: dict[str, Any]) -> PermanentError:
+    """The error of a call that cannot be opened, because of the error that is described."""
+    refusal = PermanentError(message, type=kind)
+    refusal.details = {n: described[n] for n in ("where", "traceback") if n in described}
+    return refusal
 
 
 class Reads:
@@ -525,7 +531,7 @@ class HandlerCall:
         else:
             self._context._end_log()
         try:
-            text = encode(output, max_bytes=self._max_output_bytes)
+            text = encode_output(output, max_bytes=self._max_output_bytes)
         except NotJson as problem:
             kind = "too_large" if problem.code == "too_large" else "invalid_output"
             message = self._redactor.redact_shown(problem.of_output())
