@@ -508,7 +508,7 @@ class TaskContext(Context):
         self.run_id, self.node_id = task.run_id, task.node_id
         self.epoch, self.attempt, _ = task.token
         self.secret_names = names
-        self.log_rules, self._redactor, self._on_lines = calls.log_rules, calls.redactor, on_lines
+        self._log_rules, self._redactor, self._on_lines = calls.log_rules, calls.redactor, on_lines
         self._seen = self._params = self._inputs = self._log = self._lines = self._event = None
         self._cancelled = False
 
@@ -556,18 +556,18 @@ class HandlerCall:
         self._context.cancel()
 
     def warn(self, message: str) -> None:
-        if (log := self._context.lines()) is not None:
+        if (log := self._context._open_log()) is not None:
             log.add("WARNING", WORKER_LOGGER, message)
 
     def end_log(self) -> None:
-        self._context.end_log()
+        self._context._end_log()
 
     def seal(self, task: Task, output: Any) -> Any:
         """A JSON copy, so that the handler cannot change it any more."""
-        if self._context._lines is None:  # as `end_log`, without the call: every node comes here
+        if self._context._lines is None:  # as `_end_log`, without the call: every node comes here
             self._context._lines = ENDED
         else:
-            self._context.end_log()
+            self._context._end_log()
         try:
             text = encode_output(output, max_bytes=self._calls.max_output_bytes)
         except NotJson as problem:
@@ -595,5 +595,5 @@ class HandlerCall:
         return task.cache._replace(facts=self._reads.facts)
 
     def describe(self, error: BaseException) -> dict[str, Any]:
-        self._context.end_log()
+        self._context._end_log()
         return describe(error, self._calls.redactor.redact_shown)
