@@ -152,7 +152,7 @@ FOUND = [
     ("mine", "TOPICmain: {weight: heavy}", (7, 22), "must be a number, not 'heavy'"),
     ("mine", "TOPICby_name: {x: {size: huge, weight: 1}}", (7, 27), "'small' or 'large'"),
     ("mine", "TOPICwhen: tomorrow", (7, 13), "must be a date and time or null"),
-    ("mine", "TOPICpair: [1]", (7, 13), "must have at least 2 items, not 1"),
+    ("mine", "TOPICpair: [1]", (7, 13), "must have 2 or more items, not 1"),
 ]
 # fmt: on
 

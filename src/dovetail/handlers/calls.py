@@ -29,13 +29,13 @@ from dovetail.core.caching import (
     names_digest,
     secrets_digest,
 )
-from dovetail.core.conversion import encode_output
+from dovetail.core.conversion import encode_rich
 from dovetail.core.effects import COMPLETED
 from dovetail.core.errors import DovetailError, PermanentError, RetryableError, SecretInKey
 from dovetail.core.outputs import INLINE_BYTES, MAX_INPUT_BYTES, SETTING, check_room
 from dovetail.core.redaction import Redactor
 from dovetail.core.templates import MAX_CONFIG_SIZE, render_deferred, secrets_read
-from dovetail.core.values import MAX_BYTES, NotJson
+from dovetail.core.values import MAX_BYTES, NotJson, encode
 from dovetail.engine.ports import Report, Task
 from dovetail.handlers.context import Context, TrackedContext
 from dovetail.handlers.failure import describe
@@ -503,7 +503,7 @@ class HandlerCall:
     def seal(self, task: Task, output: Any) -> Any:
         """A JSON copy, so that the handler cannot change it any more."""
         try:
-            text = encode_output(output, max_bytes=self._max_output_bytes)
+            text = self._encoded(output)
         except NotJson as problem:
             kind = "too_large" if problem.code == "too_large" else "invalid_output"
             message = self._redactor.redact_shown(problem.of_output())
@@ -522,6 +522,14 @@ class HandlerCall:
             message = f"the output cannot be stored: {problem}"
             message = self._redactor.redact_shown(message)
             raise PermanentError(message, type=problem.type) from None
+
+    def _encoded(self, output: Any) -> bytes:
+        try:
+            return encode(output, max_bytes=self._max_output_bytes)
+        except NotJson as problem:
+            if problem.code == "too_large":
+                raise
+        return encode_rich(output, max_bytes=self._max_output_bytes)
 
     def caching(self, task: Task) -> Caching | None:
         if task.cache is None or self._reads is None:

@@ -156,10 +156,10 @@ class _Check:
     ) -> list[_Fault]:
         least, most = schema.get("minItems", 0), schema.get("maxItems")
         if len(value) < least:
-            return [_Fault(path, f"must have at least {_items(least)}, not {len(value):,}")]
+            return [_Fault(path, f"must have {least:,} or more items, not {len(value):,}")]
         # The members of a set count after duplicates are gone.
         if most is not None and len(value) > most and not schema.get("uniqueItems"):
-            return [_Fault(path, f"must have at most {_items(most)}, not {len(value):,}")]
+            return [_Fault(path, f"must have {most:,} or fewer items, not {len(value):,}")]
         first: Sequence[Any] = schema.get("prefixItems", ())
         rest = schema.get("items")
         found: list[_Fault] = []
@@ -395,7 +395,3 @@ def _listed(words: Sequence[str]) -> str:
         once = [*once[:MAX_NAMED], "…"]
     *first, last = once
     return f"{', '.join(first)} or {last}" if first else last
-
-
-def _items(count: int) -> str:
-    return f"{count:,} item" if count == 1 else f"{count:,} items"
