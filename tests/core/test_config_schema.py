@@ -429,6 +429,15 @@ def test_nested_unions_are_checked_in_linear_time() -> None:
     assert time.process_time() - began < 5
 
 
+def test_a_large_config_that_is_wrong_throughout_is_refused_quickly() -> None:
+    began = time.process_time()
+    found = checked(field_model(list[int]), {"x": ["no"] * 200_000})
+    assert len(found.errors) == 1001
+    wrong = {f"f{i}": 1 for i in range(20_000)}
+    assert len(checked(Mine, wrong).errors) == 1001
+    assert time.process_time() - began < 5
+
+
 def test_a_schema_that_is_too_large_is_not_announced() -> None:
     large = create_model("Large", **{f"field_{i}": (int, i) for i in range(3000)})
     schema = schema_of(large)
