@@ -29,13 +29,13 @@ from dovetail.core.caching import (
     names_digest,
     secrets_digest,
 )
-from dovetail.core.conversion import encode_output
+from dovetail.core.conversion import encode_rich
 from dovetail.core.effects import COMPLETED
 from dovetail.core.errors import DovetailError, PermanentError, RetryableError, SecretInKey
 from dovetail.core.outputs import INLINE_BYTES, MAX_INPUT_BYTES, SETTING, check_room
 from dovetail.core.redaction import Redactor
 from dovetail.core.templates import MAX_CONFIG_SIZE, render_deferred, secrets_read
-from dovetail.core.values import MAX_BYTES, NotJson
+from dovetail.core.values import MAX_BYTES, NotJson, encode
 from dovetail.engine.ports import OnLines, Report, Task
 from dovetail.handlers.context import Context, TrackedContext, unread
 from dovetail.handlers.failure import describe
@@ -569,7 +569,7 @@ class HandlerCall:
         else:
             self._context._end_log()
         try:
-            text = encode_output(output, max_bytes=self._calls.max_output_bytes)
+            text = self._encoded(output)
         except NotJson as problem:
             kind = "too_large" if problem.code == "too_large" else "invalid_output"
             message = self._calls.redactor.redact_shown(problem.of_output())
@@ -588,6 +588,14 @@ class HandlerCall:
             message = f"the output cannot be stored: {problem}"
             message = self._calls.redactor.redact_shown(message)
             raise PermanentError(message, type=problem.type) from None
+
+    def _encoded(self, output: Any) -> bytes:
+        try:
+            return encode(output, max_bytes=self._calls.max_output_bytes)
+        except NotJson as problem:
+            if problem.code == "too_large":
+                raise
+        return encode_rich(output, max_bytes=self._calls.max_output_bytes)
 
     def caching(self, task: Task) -> Caching | None:
         if task.cache is None or self._reads is None:
