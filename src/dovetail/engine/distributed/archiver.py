@@ -227,6 +227,14 @@ class HotRuns(Protocol):
         """Forget a run that the archive has: 1 it is gone, 0 it goes on, -1 it has more."""
         ...
 
+    async def delete(self, run_id: str, head: ArchiveHead) -> int:
+        """The same, and for a while nothing puts the run back."""
+        ...
+
+    async def unmark(self, run_ids: Sequence[str]) -> None:
+        """These may be put back again: the archive has not deleted them."""
+        ...
+
 
 class Archive(Protocol):
     """Where runs are kept for good. Raises `ArchiveDown` while it is away."""
@@ -238,6 +246,25 @@ class Archive(Protocol):
     async def kept(self, run_ids: Iterable[str]) -> dict[str, ArchiveState]: ...
     async def heads(self, run_ids: Iterable[str]) -> dict[str, ArchiveHead]: ...
     async def read(self, run_id: str) -> RunSnapshot | None: ...
+    async def delete(
+        self, epochs: Mapping[str, int], now: float, ended_before: float = ...
+    ) -> list[str]:
+        """Delete the runs that are finished in these epochs and ended by then, with everything
+        that belongs to them; returns the deleted ones. A late write does not bring one back."""
+        ...
+
+    async def ended_by(self, run_ids: Iterable[str], before: float) -> set[str]:
+        """The ones of these that ended by then."""
+        ...
+
+    async def ended(self, before: float, after: int, limit: int) -> tuple[list[str], int | None]:
+        """Some runs that ended by then, oldest first, behind a number; and the number to go on
+        with, if there may be more."""
+        ...
+
+    async def forget_deleted(self, before: float) -> None:
+        """No writer is so late any more that it could bring back what was deleted before then."""
+        ...
 
 
 class Brought(NamedTuple):
@@ -657,7 +684,9 @@ class Restorer:
             return
         # From now on, not from its end: it is dropped again if it is not retried.
         await self._hints.archived([ArchiveEntry(run_id, self._clock())])
-        await self._hot.put_back(_following(snapshot), 0.0)
+        restored = await self._hot.put_back(_following(snapshot), 0.0)
+        if not restored and not await self._hot.known([run_id]):
+            raise NotFound(f"run '{run_id}' is being deleted")
 
     async def _restore(self, run_id: str) -> bool:
         snapshot = await self._archive.read(run_id)

@@ -34,6 +34,7 @@ from dovetail.stores.records import (
     PAGE_BYTES,
     BaseRecords,
     batch_counts,
+    batch_end,
     batch_page,
     batch_view,
     check_seen,
@@ -283,14 +284,14 @@ class SqliteRecords(BaseRecords):
         self, batch_id: str, *, limit: int = 100, cursor: str | None = None, counts: bool = True
     ) -> dict[str, Any]:
         limit = page_size(limit)
-        number, batch_id, workflow, count, created_at = self._batch(batch_id)
+        number, batch_id, workflow, count, created_at, *deleted = self._batch(batch_id)
         counted = self._store.rows("batch_counts", number) if counts else ()
         by_status, finished, ended = batch_counts(counted)
         rows = self._store.rows("batch_runs", number, list_position(cursor, 0), limit + 1)
         return batch_view(
             (batch_id, workflow, count, created_at),
             by_status,
-            ended if finished == count else None,
+            batch_end(count, by_status, finished, ended, *deleted),
             [(index, run_id, run_status(status)) for index, run_id, status in rows],
             limit,
         )
@@ -320,7 +321,13 @@ class SqliteRecords(BaseRecords):
     def _schema_findings(self) -> Iterable[DoctorFinding]:
         """Tables and indexes that are missing."""
         there = {name for (name,) in self._store.rows("things")}
-        for statement in split_statements(statements()["schema_1"]):
+        made = (
+            statement
+            for number in range(1, SCHEMA_VERSION + 1)
+            for statement in split_statements(statements()[f"schema_{number}"])
+            if statement.startswith("CREATE")
+        )
+        for statement in made:
             name = _named(statement)
             if name not in there:
                 kind = "table" if statement.startswith("CREATE TABLE") else "index"
