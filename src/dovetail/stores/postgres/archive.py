@@ -12,6 +12,7 @@ run stays so until a retry opens a new epoch.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf
 from typing import Any, NamedTuple
@@ -175,8 +176,9 @@ class PostgresArchive:
     ) -> list[str]:
         """Delete runs that are finished in these epochs and ended by then; returns which. Safe to
         repeat. A late write does not bring one back, see `_take_back_deleted`."""
+        request = os.urandom(16).hex()
         return await self._pool.transact(
-            lambda connection: _delete(connection, epochs, now, ended_before)
+            lambda connection: _delete(connection, epochs, now, ended_before, request)
         )
 
     async def ended_by(self, run_ids: Iterable[str], before: float) -> set[str]:
@@ -203,7 +205,11 @@ runs. The rows of the runs come last."""
 
 
 async def _delete(
-    connection: PostgresConnection, epochs: Mapping[str, int], now: float, ended_before: float
+    connection: PostgresConnection,
+    epochs: Mapping[str, int],
+    now: float,
+    ended_before: float,
+    request: str,
 ) -> list[str]:
     sql = statements()
     rows = await connection.fetch(
@@ -213,7 +219,7 @@ async def _delete(
     for name in RUN_TABLES:
         await connection.execute(sql[name], [row["number"] for row in rows])
     await connection.execute(sql["delete_keys"], run_ids)
-    await connection.execute(sql["remember_deleted"], run_ids, now)
+    await connection.execute(sql["remember_deleted"], run_ids, now, request)
     if placed := [row for row in rows if row["batch"] is not None]:
         batches = [row["batch"] for row in placed]
         await connection.fetch(sql["lock_batches"], batches)
@@ -222,7 +228,8 @@ async def _delete(
         emptied = await connection.fetch(sql["delete_emptied_batches"], batches)
         await connection.execute(sql["delete_keys"], [batch_id for (batch_id,) in emptied])
     # Not `run_ids`: the work is repeated if the connection broke at the commit.
-    return [run_id for (run_id,) in await connection.fetch(sql["deleted_at"], list(epochs), now)]
+    mine = await connection.fetch(sql["deleted_by"], list(epochs), request)
+    return [run_id for (run_id,) in mine]
 
 
 # ── a snapshot is written ────────────────────────────────────────────────────────────────

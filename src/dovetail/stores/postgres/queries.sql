@@ -117,9 +117,11 @@ INSERT INTO dovetail.schema_version (version) VALUES (0);
 
 -- name: schema_2
 -- Runs that were deleted lately. An archiver may have read one before, and would write it again.
+-- `request` names the call that deleted it: a transaction that is repeated finds its own traces.
 CREATE TABLE dovetail.deleted_runs (
   run_id TEXT COLLATE "C" PRIMARY KEY,
-  deleted_at FLOAT8 NOT NULL
+  deleted_at FLOAT8 NOT NULL,
+  request TEXT NOT NULL
 );
 -- How many runs of a batch were deleted, and when the last of these had ended.
 ALTER TABLE dovetail.batches
@@ -318,12 +320,11 @@ JOIN unnest($1::TEXT[], $2::BIGINT[]) AS given (run_id, epoch)
 WHERE r.finished_at <= $3 ORDER BY r.run_id FOR UPDATE OF r;
 
 -- name: remember_deleted
-INSERT INTO dovetail.deleted_runs (run_id, deleted_at)
-SELECT run_id, $2 FROM unnest($1::TEXT[]) AS given (run_id) ON CONFLICT DO NOTHING;
+INSERT INTO dovetail.deleted_runs (run_id, deleted_at, request)
+SELECT run_id, $2, $3 FROM unnest($1::TEXT[]) AS given (run_id) ON CONFLICT DO NOTHING;
 
--- name: deleted_at
--- Those that were deleted at that time: a transaction that is repeated finds its own.
-SELECT run_id FROM dovetail.deleted_runs WHERE run_id = ANY ($1::TEXT[]) AND deleted_at = $2;
+-- name: deleted_by
+SELECT run_id FROM dovetail.deleted_runs WHERE run_id = ANY ($1::TEXT[]) AND request = $2;
 
 -- name: find_deleted
 SELECT run_id FROM dovetail.deleted_runs WHERE run_id = ANY ($1::TEXT[]);

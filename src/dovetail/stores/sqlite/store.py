@@ -565,6 +565,8 @@ class SqliteStore:
         ran = _running(kept.run)
         ours, kept.staged = kept.staged, []
         row = self._query("read_run", kept.run.id)
+        if row is None and kept.mine:  # it has not finished, so no process may delete it
+            raise BrokenRun(f"run {kept.run.id} is no longer in {self.file.path}")
         if row is None:
             raise no_run(kept.run.id, self.file.path)
         fresh = self._read(row)
