@@ -49,7 +49,7 @@ async def assert_gone(world: World, run_id: str) -> None:
         await world.load(run_id)
     assert await world.archive.kept([run_id]) == {}
     for table in ("events", "nodes", "generations"):
-        orphans = f"SELECT COUNT(*) FROM dovetail.{table} WHERE run NOT IN (SELECT number FROM dovetail.runs)"  # noqa: E501, S608
+        orphans = f"SELECT COUNT(*) FROM dovetail.{table} WHERE run NOT IN (SELECT number FROM dovetail.runs)"  # noqa: E501
         count = await world.pool.transact(lambda c, sql=orphans: c.fetchval(sql))  # type: ignore[misc]
         assert count == 0, table
     meta, *others = keys_of(run_id)

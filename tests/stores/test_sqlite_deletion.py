@@ -70,7 +70,7 @@ async def test_nothing_of_a_deleted_run_stays_in_the_file(stores: list[SqliteSto
     assert await other.delete([run_id]) == [run_id]
     assert await other.delete([run_id]) == []
     for table in ("runs", "journal", "keys", "nudges", "definitions"):
-        assert rows(store.file.path, f"SELECT COUNT(*) FROM {table}") == [(0,)], table  # noqa: S608
+        assert rows(store.file.path, f"SELECT COUNT(*) FROM {table}") == [(0,)], table
     with pytest.raises(NotFound):
         await store.load(run_id)
 

@@ -53,6 +53,7 @@ from dovetail.stores.records import (
     workflow_item,
     workflow_view,
 )
+from dovetail.stores.sqlite.deletion import INCREMENTAL
 from dovetail.stores.sqlite.file import (
     SCHEMA_VERSION,
     readable_by_others,
@@ -389,6 +390,14 @@ class SqliteRecords(BaseRecords):
             found.append(
                 DoctorFinding("journal", False, f"its journal mode is {mode}, not wal", fix)
             )
+        if self._store.pragma("auto_vacuum") != INCREMENTAL:
+            unused = self._store.pragma("freelist_count") * self._store.pragma("page_size")
+            what = (
+                f"{counted(unused, 'byte')} of deleted runs are used for new runs, not given back"
+            )
+            # A warning: an older version made the file, and it works.
+            fix = f"stop what uses it, then: sqlite3 {path} 'PRAGMA auto_vacuum = 2; VACUUM'"
+            found.append(DoctorFinding("space", True, what, fix))
         if exposed := readable_by_others(path):
             names = " ".join(map(str, exposed))
             what = f"others on this machine may read or write {names}"
