@@ -27,6 +27,7 @@ from dovetail.engine.prune import prune
 from dovetail.handlers.builtin import builtin_registry
 from dovetail.stores.sqlite import deletion
 from dovetail.stores.sqlite.file import SqliteFile, split_statements, statements
+from dovetail.stores.sqlite.records import SqliteRecords
 from dovetail.stores.sqlite.store import SqliteStore
 from dovetail.stores.sqlite.writer import piece
 from dovetail.wiring.embedded import attached, embedded
@@ -111,6 +112,41 @@ async def test_only_finished_runs_that_ended_by_then_are_deleted(stores: list[Sq
     assert await store.delete([going_on, done], ended_before=ended - 0.001) == []
     assert await store.delete([going_on, done], ended_before=ended) == [done]
     assert not (await store.load(going_on)).finished
+
+
+async def test_a_batch_does_not_wait_for_a_deleted_run_and_goes_with_the_last_one(
+    stores: list[SqliteStore],
+) -> None:
+    store, other = stores
+    submits = [Submit(os.urandom(16).hex(), graph(), {}) for _ in range(2)]
+    await store.create_batch("b" * 32, submits, ("batches", "key", "body"), time.time())
+    runs = [submit.run_id for submit in submits]
+    await store.apply([Cancel(run_id) for run_id in runs], time.time(), durable=True)
+    records = SqliteRecords(other)
+    ended = (await records.get_batch("b" * 32))["finished_at"]
+    assert ended is not None
+    await store.delete(runs[1:])
+    batch = await records.get_batch("b" * 32)
+    assert (batch["count"], batch["counts"], batch["finished_at"]) == (2, {"CANCELLED": 1}, ended)
+    assert [run["run_id"] for run in batch["runs"]] == runs[:1]
+    await store.delete(runs[:1])
+    with pytest.raises(NotFound):
+        await records.get_batch("b" * 32)
+    assert rows(store.file.path, "SELECT COUNT(*) FROM keys") == [(0,)]
+
+
+async def test_an_open_batch_waits_for_runs_that_were_not_made_yet(
+    stores: list[SqliteStore],
+) -> None:
+    store, _ = stores
+    records = SqliteRecords(store)
+    await records.open_batch("c" * 32, "t", 2, None, time.time())
+    number = await records.batch_number("c" * 32)
+    first = await cancelled(store, graph(), place=(number, 0))
+    await store.delete([first])
+    assert (await records.get_batch("c" * 32))["finished_at"] is None
+    await cancelled(store, graph(), place=(number, 1))
+    assert (await records.get_batch("c" * 32))["finished_at"] is not None
 
 
 # --- at the same moment --------------------------------------------------------------------------

@@ -594,7 +594,7 @@ async def repair(run_id: str, request: Request, here: Here) -> Response:
     status_code=204,
     responses={409: {}},
 )
-async def delete(run_id: str, request: Request, here: Here) -> Response:
+async def delete_run(run_id: str, request: Request, here: Here) -> Response:
     await here.commands.delete_run(run_id)
     log.info("run %s was deleted for %s", run_id, caller_of(request))
     return Response(status_code=204)
