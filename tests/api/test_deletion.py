@@ -6,13 +6,16 @@ import json
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dovetail import Conflict, Dovetail, NotFound
 
-from .conftest import SCRIPT, Api, Server, environment, flow, node, wait_for
+from ..servers.postgres_server import PostgresServer
+from ..servers.redis_server import RedisServer
+from .conftest import SCRIPT, Api, Server, environment, flow, node, on, wait_for
 
 
 def finished_run(api: Api, name: str, **options: Any) -> str:
@@ -220,3 +223,22 @@ def test_an_age_without_meaning_is_refused(server: Server, age: str) -> None:
     done = cli(server, "runs", "prune", f"--older-than={age}")
     assert done.returncode == 2
     assert "is no age: give a number and one of s, m, h, d" in done.stderr
+
+
+def test_a_deletion_is_503_while_postgresql_is_away_and_works_afterwards(tmp_path: Path) -> None:
+    with RedisServer() as store, PostgresServer() as archive:
+        env = on(store.url, DOVETAIL_DATABASE_URL=archive.new_database())
+        server = Server(tmp_path, "--with", "orchestrator,worker", **env)
+        try:
+            api = server.client()
+            run_id = api.post("/runs", {"definition": flow("kept")})["run_id"]
+            api.finished(run_id)
+            archive.stop()
+            answer = api("DELETE", f"/runs/{run_id}")
+            assert answer.status_code == 503
+            assert api.get(f"/runs/{run_id}")["status"] == "COMPLETED", "it is as it was"
+            archive.start()
+            wait_for(lambda: remove(api, run_id) == 204, "its deletion")
+            assert api("GET", f"/runs/{run_id}").status_code == 404
+        finally:
+            server.close()

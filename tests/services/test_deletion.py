@@ -12,7 +12,7 @@ from dovetail.core.errors import ArchiveDown, NotFound
 from dovetail.core.transitions import Complete, Retry
 from dovetail.engine.distributed.archiver import RunSnapshot
 from dovetail.engine.distributed.deletion import ArchiveRetention, RunDeleter
-from dovetail.stores.redis.store import keys_of
+from dovetail.stores.redis.store import all_keys_of
 
 from .archive_world import DIAMOND, RECOVERY, World, graph, half_done
 
@@ -52,7 +52,7 @@ async def assert_gone(world: World, run_id: str) -> None:
         orphans = f"SELECT COUNT(*) FROM dovetail.{table} WHERE run NOT IN (SELECT number FROM dovetail.runs)"  # noqa: E501
         count = await world.pool.transact(lambda c, sql=orphans: c.fetchval(sql))  # type: ignore[misc]
         assert count == 0, table
-    meta, *others = keys_of(run_id)
+    meta, *others = all_keys_of(run_id)
     assert await world.pipe.call("EXISTS", *others) == 0
     assert await world.pipe.call("HKEYS", meta) in ([], [b"dropped"])
 
@@ -62,6 +62,7 @@ async def test_a_run_is_deleted_from_both_whether_it_is_archived_yet_or_not(
     world: World, deleter: RunDeleter, archived: bool
 ) -> None:
     run_id, other = await done(world, archived=archived), await done(world)
+    await world.pipe.call("SET", f"wf:{{{run_id}}}:caller", "a traceparent")
     assert await deleter.delete([run_id]) == [run_id]
     await assert_gone(world, run_id)
     assert await deleter.delete([run_id]) == []

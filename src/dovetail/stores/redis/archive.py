@@ -44,7 +44,7 @@ from dovetail.stores.redis.codec import (
 )
 from dovetail.stores.redis.definitions import definition, definition_key, stored_graph
 from dovetail.stores.redis.scope import RedisOutputs, there
-from dovetail.stores.redis.store import PARTS, keys_of
+from dovetail.stores.redis.store import PARTS, all_keys_of, keys_of
 from dovetail.stores.redis.timers import ACTIVE
 
 UNARCHIVED, ARCHIVED = "wf:unarchived", "wf:archived"
@@ -344,7 +344,8 @@ class RedisSnapshots:
         """Delete a finished run that the archive has, and mark it, so that it is not put back: 1 it
         is gone, 0 it goes on, -1 it has more."""
         keys = _keys(run_id)
-        names = [keys.pop("meta"), keys.pop("events"), *keys.values()]
+        first = [keys["meta"], keys["events"]]
+        names = [*first, *(key for key in all_keys_of(run_id) if key not in first)]
         given: list[Argument] = [head.epoch, head.kept.generation, head.kept.last_seq, MARK_SECONDS]
         return int(await self._redis.call_script(source("snapshot_delete"), names, given))
 

@@ -74,7 +74,7 @@ from dovetail.stores.redis.run_index import (
     workflow_key,
 )
 from dovetail.stores.redis.scope import RedisOutputs
-from dovetail.stores.redis.store import keys_of
+from dovetail.stores.redis.store import all_keys_of, keys_of
 
 MAX_CHECKED = 1000
 DELETE_SIZE = 50
@@ -514,7 +514,7 @@ class RedisRecords(BaseRecords):
         return len(due)
 
     async def _expire(self, run_id: str, long_ago: float, now: float) -> None:
-        keys = keys_of(run_id)
+        keys = all_keys_of(run_id)
         batch = await self._redis.call("HGET", keys[0], "batch")
         if batch is not None:
             where = batch_key(batch.decode())
@@ -545,7 +545,7 @@ class RedisRecords(BaseRecords):
         return deleted
 
     async def _delete_run(self, run_id: str, ended_before: float) -> bool:
-        keys = keys_of(run_id)
+        keys = all_keys_of(run_id)
         before = repr(min(ended_before, LATEST_TIME))
         dropped = int(await self._redis.call_script(source("records_drop"), keys, [before]))
         if dropped:
