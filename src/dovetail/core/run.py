@@ -122,6 +122,7 @@ class RunState:
         "error",
         "failed",
         "finished_at",
+        "forked_from",
         "graph",
         "held",
         "id",
@@ -149,6 +150,8 @@ class RunState:
         self.graph = graph
         self.params = params
         self.version = version
+        self.forked_from: str | None = None
+        """The run that this one is a fork of."""
         self.status: RunStatus = RunStatus.PENDING
         self.epoch = 1
         self.nodes = [NodeState(1, len(spec.parents)) for spec in graph.nodes]
