@@ -1,9 +1,8 @@
 """Work in a process of its own, driven from here call by call, so that rounds still interleave.
 
 Some contestants can be launched only once in a process, some keep threads that would disturb the
-others, and memory can only be told of a whole process. Requests and answers are lines of JSON over
-pipes; the time of a call is taken in that process, so the pipes do not count. What it must not
-know: what the work is.
+others, and memory can only be measured of a whole process. Requests and answers are lines of JSON
+over pipes; the time of a call is taken in that process, so the pipes do not count.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class Answer(NamedTuple):
     value: Any
 
 
-class Apart:
+class SeparateProcess:
     """`opener` is "module:function" of this folder, called there with these arguments."""
 
     def __init__(self, opener: str, **arguments: Any) -> None:
@@ -77,7 +76,7 @@ class Apart:
         return Answer(**self._answer())
 
     def close(self) -> None:
-        """It ends by itself once nobody asks any more; a hanging one is killed."""
+        """It ends by itself once no more calls come; a hanging one is killed."""
         with self._process as process:
             assert process.stdin is not None
             process.stdin.close()
@@ -86,7 +85,7 @@ class Apart:
             except subprocess.TimeoutExpired:
                 process.kill()
 
-    def __enter__(self) -> Apart:
+    def __enter__(self) -> SeparateProcess:
         return self
 
     def __exit__(
@@ -142,7 +141,7 @@ def serve() -> None:
         where = traceback.extract_tb(error.__traceback__)[-1]
         what = f"{type(error).__name__}: {error}".splitlines()[0]
         answer("failed", f"{what} ({Path(where.filename).name}:{where.lineno})")
-        os._exit(1)  # threads of the work may hang too: nobody waits for them
+        os._exit(1)  # threads of the work may hang too: we do not wait for them
 
 
 def _timed(work: Callable[[], Any]) -> dict[str, Any]:

@@ -2,8 +2,7 @@
 
 Three questions: how many triggers it answers in a second, beside a bare FastAPI route that
 durably writes one row per request; what that load does to the time of a `GET /runs/<id>`; and
-whether ten thousand finished runs make any list or detail slower. What it must not know: how the
-bench is called or printed.
+whether ten thousand finished runs make any list or detail slower.
 """
 
 from __future__ import annotations
@@ -189,7 +188,7 @@ def again(url: str, path: str) -> None:
 
 def verdicts(found: dict[str, Any], verdict: Verdict) -> list[dict[str, Any]]:
     delay = found["p99 loaded"] - found["p99 idle"]
-    told = [
+    reported = [
         verdict(
             f"triggers over HTTP × {PEER}",
             found["times"],
@@ -204,7 +203,7 @@ def verdicts(found: dict[str, Any], verdict: Verdict) -> list[dict[str, Any]]:
         ),
     ]
     for name, row in found["history"].items():
-        told.append(
+        reported.append(
             verdict(
                 f"{LONG_HISTORY:,} finished runs against {SHORT_HISTORY}: {name}",
                 row["times"],
@@ -212,7 +211,7 @@ def verdicts(found: dict[str, Any], verdict: Verdict) -> list[dict[str, Any]]:
                 row["times"] <= MOST_SLOWDOWN,
             )
         )
-    return told
+    return reported
 
 
 def table(found: dict[str, Any]) -> str:

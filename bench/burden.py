@@ -1,4 +1,4 @@
-"""What a large run weighs in memory, and what a long history costs those who come after it.
+"""What a large run weighs in memory, and what a long history costs later runs.
 
 Both are asked of a whole process, so they are done in one of their own (see apart.py). A history
 is not lived through: three real runs are copied as rows until there are enough of them. That needs

@@ -1,8 +1,8 @@
 """A plain no-op task on Celery, as many as the workload has nodes: nothing follows from them.
 
 Set as Dovetail sets its own: acknowledged when it is done, one at a time in each process, no result
-backend. So it is the floor for whoever sends a message for each node. Without results its end is
-told by the queue: nothing waits, and nothing is unacknowledged. This module is also what its worker
+backend. So it is the floor of any system with a message per node. Without results its end is
+seen in the queue: nothing waits, and nothing is unacknowledged. This module is also what its worker
 loads.
 """
 
@@ -87,5 +87,5 @@ class _Sender:
             return sum(together.llen(QUEUE).hlen(UNACKED).execute())
 
     def check(self) -> None:
-        (told,) = app.control.inspect(timeout=10, limit=1).stats().values()
-        assert told["total"] == {"noop": self._sent}, told["total"]
+        (reported,) = app.control.inspect(timeout=10, limit=1).stats().values()
+        assert reported["total"] == {"noop": self._sent}, reported["total"]

@@ -24,7 +24,7 @@ TARGETS = {
     "diamonds500": {PLAIN: 0.8, CANVAS: 1.4},
 }
 """How many times as fast as each peer Dovetail on Celery must be. In a chain a node waits for the
-one before; plain tasks wait for nobody, so there they are only told."""
+one before; plain tasks wait for nothing, so there they are only shown."""
 
 
 CONTESTANTS: dict[str, tuple[Opener, dict[str, Any]]] = {

@@ -7,7 +7,7 @@ function is what is timed. Dovetail's engine is made and closed within it. An ev
 pool of threads exist before and are kept: an application has them already. What a loop of its own
 for each call adds is the row `execute_sync`; Dask's synchronous scheduler needs neither.
 
-The no-op is a coroutine function for those who await it and a plain one for Dask. Peers are
+The no-op is a coroutine function for callers that await it and a plain one for Dask. Peers are
 imported when they are prepared: without Dask the rest can still be measured.
 """
 
@@ -33,7 +33,7 @@ def event_loop() -> asyncio.Runner:
 
 
 def in_loop(work: Coroutine[Any, Any, Outputs]) -> Outputs:
-    # Not Runner.run: it sets a signal handler each time, which nobody who awaits would pay for.
+    # Not Runner.run: it sets a signal handler each time, which no program that awaits pays for.
     return event_loop().get_loop().run_until_complete(work)
 
 
@@ -168,7 +168,7 @@ def _join(parents: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def asyncio_tasks(workload: Workload) -> Run:
-    """One bare asyncio task per node: no limits, no retries, no state, nobody to ask."""
+    """One bare asyncio task per node: no limits, no retries, no state, no API."""
     graph = workload.graph
 
     async def execute() -> Outputs:

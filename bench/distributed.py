@@ -1,11 +1,11 @@
-"""The distributed part of the bench: everybody on one Redis, in one interleaved run.
+"""The distributed part of the bench: all contestants on one Redis, in one interleaved run.
 
 Beside the times it tells the CPU seconds of every process, and from those of Redis the limit of the
 same run: more nodes a second than Redis alone could serve are not to be had on it. By itself,
 
     .venv/bin/python bench/distributed.py --quick fan1000 [--rounds N]
 
-runs Dovetail alone and says of each round where the time went: for whoever makes it faster.
+runs Dovetail alone and says of each round where the time went, for work on its speed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from math import inf
 from typing import Any
 
 import workloads
-from apart import Apart, Failed, Missing, Opener
+from apart import Failed, Missing, Opener, SeparateProcess
 from fleet import Pids, Used, private_postgres, private_redis, used
 from measuring import Times, ratio, rounds, summary
 from redis_contestants import ARCHIVED, CELERY, CONTESTANTS, DOUBLED, FLOOR, OURS, STREAQ
@@ -34,7 +34,7 @@ TARGETS = {
 """How many times as fast as each peer one orchestrator and one worker must be."""
 LEAST_SHARE = {"fan1000": 0.6, "diamonds500": 0.6}
 """Of what Redis could serve, if it did nothing else. A chain has one node at a time under way, so
-there Redis waits for everybody, as everybody waits for it."""
+there Redis waits for all contestants, and they wait for it."""
 LEAST_ARCHIVED = 0.7
 """The speed with PostgreSQL behind it, of that without."""
 LEAST_DOUBLED = 0.95
@@ -50,7 +50,7 @@ MILLI = 1e3
 class Contestant:
     """One that is open, and what its rounds have taken and used."""
 
-    there: Apart
+    there: SeparateProcess
     pids: Pids
     rests: bool = False
     checks: bool = False
@@ -60,7 +60,7 @@ class Contestant:
 
 
 @dataclass
-class Field:
+class Contest:
     """All who are open, on one Redis."""
 
     redis: Any
@@ -98,10 +98,10 @@ Contestants = Mapping[str, tuple[Opener, dict[str, Any]]]
 @contextmanager
 def opened(
     names: list[str], works: list[Workload], contestants: Contestants = CONTESTANTS
-) -> Iterator[Field]:
-    """Everybody has a database of their own in the one Redis, so that nobody sees other keys."""
+) -> Iterator[Contest]:
+    """Each contestant has its own database in the one Redis and sees only its own keys."""
     with ExitStack() as stack:
-        found = Field(stack.enter_context(private_redis()))
+        found = Contest(stack.enter_context(private_redis()))
         for number, name in enumerate(names):
             opener, wishes = contestants[name]
             arguments, servers = dict(wishes), {}
@@ -110,7 +110,7 @@ def opened(
                 arguments["database_url"] = postgres.new_database()
                 servers["postgres"] = [postgres.pid]
             try:
-                there = Apart(
+                there = SeparateProcess(
                     f"{opener.__module__}:{opener.__name__}",
                     works=[asdict(work) for work in works],
                     url=found.redis.url.removesuffix("/0") + f"/{number}",
@@ -133,41 +133,41 @@ Effort = Callable[[float], Mapping[str, int]]
 """How many rounds and how many to throw away, if one takes so many seconds."""
 
 
-def compete(everybody: Field, workload: Workload, effort: Effort) -> dict[str, Any]:
+def compete(contest: Contest, workload: Workload, effort: Effort) -> dict[str, Any]:
     """Rows by contestant. Who fails has a row that says so."""
-    ready = {name: name for name in everybody.those}
-    seconds = lambda name: everybody.seconds(name, workload.name)  # noqa: E731
+    ready = {name: name for name in contest.those}
+    seconds = lambda name: contest.seconds(name, workload.name)  # noqa: E731
     first = {name: seconds(name) for name in ready}
     planned = effort(sum(taken for taken in first.values() if taken < inf))
-    for contestant in everybody.those.values():
+    for contestant in contest.those.values():
         contestant.used.clear()
         contestant.rested.clear()
     times = rounds(ready, **planned, timed=seconds) if ready else {}
     rows: dict[str, Any] = {}
-    for name in everybody.those | everybody.failed:
-        if name in everybody.failed:
-            rows[name] = {"failed": everybody.failed[name]}
+    for name in contest.those | contest.failed:
+        if name in contest.failed:
+            rows[name] = {"failed": contest.failed[name]}
             continue
-        spent = everybody.those[name].used[planned["warmup"] :]
-        others = {other: taken for other, taken in times.items() if other not in everybody.failed}
+        spent = contest.those[name].used[planned["warmup"] :]
+        others = {other: taken for other, taken in times.items() if other not in contest.failed}
         rows[name] = row(workload, times[name], spent) | {
             "times": {other: ratio(taken, times[name]) for other, taken in others.items()}
         }
-        if everybody.those[name].rests:
-            rows[name]["rest_seconds"] = statistics.median(everybody.those[name].rested)
+        if contest.those[name].rests:
+            rows[name]["rest_seconds"] = statistics.median(contest.those[name].rested)
     return rows
 
 
 def row(workload: Workload, seconds: Times, spent: list[Used]) -> dict[str, Any]:
-    told, nodes = summary(seconds), workload.nodes
+    reported, nodes = summary(seconds), workload.nodes
     shares = [each.cpu["redis"] / taken for each, taken in zip(spent, seconds, strict=True)]
     return {
         "nodes": nodes,
-        "median_seconds": told.median,
-        "best_seconds": told.best,
-        "spread": told.spread,
-        "nodes_per_second": nodes / told.median,
-        "workflows_per_second": workload.runs / told.median,
+        "median_seconds": reported.median,
+        "best_seconds": reported.best,
+        "spread": reported.spread,
+        "nodes_per_second": nodes / reported.median,
+        "workflows_per_second": workload.runs / reported.median,
         "cpu_seconds_per_node": {
             kind: statistics.median(each.cpu[kind] for each in spent) / nodes
             for kind in spent[0].cpu
@@ -177,7 +177,7 @@ def row(workload: Workload, seconds: Times, spent: list[Used]) -> dict[str, Any]
         "reads_per_node": statistics.median(each.reads for each in spent) / nodes,
         "commands_per_node": statistics.median(sum(each.commands.values()) for each in spent)
         / nodes,
-        # Nodes a second, divided by those that Redis could serve by what a node took of its CPU.
+        # Nodes a second, divided by the nodes that Redis could serve with its CPU time per node.
         "share_of_redis_limit": statistics.median(shares),
         "seconds": seconds,
     }
@@ -191,25 +191,25 @@ def table(
     against = " ".join(f"{'× ' + peer:>{_width(peer)}}" for peer in peers)
     cpu = "CPU µs a node: all, redis, orchestrator, worker, client, postgres"
     lines = [f"{head:36} {columns} {against}  of Redis' limit  {cpu}"]
-    for name, told in rows.items():
-        if "failed" in told:
-            lines.append(f"  {name:34} failed: {told['failed']}")
+    for name, reported in rows.items():
+        if "failed" in reported:
+            lines.append(f"  {name:34} failed: {reported['failed']}")
             continue
         line = (
-            f"  {name:34} {told['median_seconds'] * MILLI:7.1f} ms"
-            f" {told['best_seconds'] * MILLI:7.1f} ms {told['spread']:6.0%}"
-            f" {told['nodes_per_second']:8,.0f} {told['workflows_per_second']:7,.1f}"
+            f"  {name:34} {reported['median_seconds'] * MILLI:7.1f} ms"
+            f" {reported['best_seconds'] * MILLI:7.1f} ms {reported['spread']:6.0%}"
+            f" {reported['nodes_per_second']:8,.0f} {reported['workflows_per_second']:7,.1f}"
         )
         for peer in peers:
-            reached = f"{told['times'][peer]:.1f}" if peer in told["times"] else "—"
+            reached = f"{reported['times'][peer]:.1f}" if peer in reported["times"] else "—"
             line += f" {reached:>{_width(peer)}}"
-        used_by = told["cpu_seconds_per_node"]
-        line += f"  {told['share_of_redis_limit']:15.0%}"
-        line += f"  {told['all_cpu_seconds_per_node'] * MICRO:7.1f} "
+        used_by = reported["cpu_seconds_per_node"]
+        line += f"  {reported['share_of_redis_limit']:15.0%}"
+        line += f"  {reported['all_cpu_seconds_per_node'] * MICRO:7.1f} "
         for kind in ("redis", "orchestrator", "worker", "client", "postgres"):
             line += f" {used_by[kind] * MICRO:6.1f}" if kind in used_by else f" {'—':>6}"
-        if "rest_seconds" in told:
-            line += f"  archived {told['rest_seconds'] * MILLI:.0f} ms later"
+        if "rest_seconds" in reported:
+            line += f"  archived {reported['rest_seconds'] * MILLI:.0f} ms later"
         lines.append(line)
     return "\n".join(lines)
 
@@ -251,13 +251,13 @@ def verdicts(workload: Workload, rows: dict[str, Any], judge: Judge) -> list[dic
 # --- growth ------------------------------------------------------------------------------------
 
 
-def growth(everybody: Field, small: Workload, large: Workload, effort: Effort) -> dict[str, Any]:
+def growth(contest: Contest, small: Workload, large: Workload, effort: Effort) -> dict[str, Any]:
     """What a node costs in a large fan, as a multiple of its cost in a small one."""
     works = {work.name: work.name for work in (small, large)}
-    seconds = lambda name: everybody.seconds(OURS, name)  # noqa: E731
+    seconds = lambda name: contest.seconds(OURS, name)  # noqa: E731
     first = sum(map(seconds, works))
     if first == inf:
-        return {"failed": everybody.failed[OURS]}
+        return {"failed": contest.failed[OURS]}
     times = rounds(works, **effort(first), timed=seconds)
     return {
         "seconds": times,
@@ -275,15 +275,15 @@ def verdict_on_growth(found: dict[str, Any], judge: Judge) -> dict[str, Any]:
 
 
 def quick(workload: Workload, count: int) -> None:
-    with opened([OURS], [workload]) as everybody:
-        for name, problem in everybody.failed.items():
+    with opened([OURS], [workload]) as contest:
+        for name, problem in contest.failed.items():
             sys.exit(f"{name}: {problem}")
-        ours = everybody.those[OURS]
-        print(f"{everybody.redis.url} redis {everybody.redis.pid}", ours.pids)
+        ours = contest.those[OURS]
+        print(f"{contest.redis.url} redis {contest.redis.pid}", ours.pids)
         for number in range(count + 1):
-            seconds = everybody.seconds(OURS, workload.name)
+            seconds = contest.seconds(OURS, workload.name)
             if seconds == inf:
-                sys.exit(f"{OURS}: {everybody.failed[OURS]}")
+                sys.exit(f"{OURS}: {contest.failed[OURS]}")
             if number:  # the first is a warm-up
                 print(story(workload, seconds, ours.used[-1]), flush=True)
 

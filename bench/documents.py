@@ -7,8 +7,7 @@ no limit: what the pipeline itself can do. By itself,
 
     .venv/bin/python bench/documents.py [--quick] [--only "2 × 16"]
 
-`--quick` is for trying it: so few documents that the figures say little. What it must not know: how
-a document is read, or where a node waits.
+`--quick` is for trying it: so few documents that the figures say little.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from apart import Apart, Job
+from apart import Job, SeparateProcess
 from burden import resident
 from document_files import make
 from durable import sync_seconds
@@ -38,7 +37,7 @@ from fleet import Used, cpu_seconds, private_redis, server_module, services, use
 TAG = "gemini_api"
 MODEL_SECONDS = 3.0
 LIMIT = 10.0
-"""Calls a second, for all workers together: the default of a tag that nobody configured."""
+"""Calls a second, for all workers together: the default of a tag that is not configured."""
 HOUR = 3600.0
 START_SECONDS = 60.0
 POLL_SECONDS = 0.05
@@ -46,7 +45,7 @@ MILLI = 1e3
 
 
 @dataclass(frozen=True)
-class Crew:
+class WorkerSetup:
     """Workers over Redis, and what they must reach."""
 
     workers: int
@@ -69,15 +68,15 @@ class Crew:
 
 
 CREWS = [
-    Crew(1, 4, least_an_hour=4_700),
-    Crew(2, 4, least_an_hour=9_400),
-    Crew(2, 16, least_an_hour=0.98 * LIMIT * HOUR),
+    WorkerSetup(1, 4, least_an_hour=4_700),
+    WorkerSetup(2, 4, least_an_hour=9_400),
+    WorkerSetup(2, 16, least_an_hour=0.98 * LIMIT * HOUR),
 ]
 EMBEDDED = "embedded"
 LEAST_A_SECOND = 100.0
 WINDOWS = (1.0, 10.0)
 LATE = {"starts": 1, "calls": 2}
-"""How many a stretch may have above the limit, beside the first, which waits for nobody. A start is
+"""How many a stretch may have above the limit, beside the first, which does not wait. A start is
 written down a moment after its token, and some documents are read sooner than others, so the way
 from there to the endpoint is not always the same."""
 MEASURED_SECONDS, QUICK_SECONDS = 170.0, 15.0
@@ -91,7 +90,7 @@ PARTS = 200
 # --- over Redis --------------------------------------------------------------------------------
 
 
-def over_redis(crew: Crew, folder: Path, seconds: float) -> dict[str, Any]:
+def over_redis(crew: WorkerSetup, folder: Path, seconds: float) -> dict[str, Any]:
     """One batch that keeps the crew busy for so long."""
     stub_module = server_module("llm_stub")
     count = round(crew.most_a_second * seconds) + crew.all_slots
@@ -342,7 +341,7 @@ def by_command(folder: Path, count: int) -> dict[str, float]:
     return {"seconds": seconds, "per_second": count / seconds, "cpu_seconds": cpu / count}
 
 
-# --- all of it, told ---------------------------------------------------------------------------
+# --- the report --------------------------------------------------------------------------------
 
 Judge = Callable[[str, float, str, bool], dict[str, Any]]
 Say = Callable[[str], None]
@@ -361,7 +360,9 @@ def measure(folder: Path, say: Say, *, quick: bool = False, only: str = "") -> d
     if only in ("", EMBEDDED):
         count = FEW_DOCUMENTS if quick else DOCUMENTS
         say(f"… {count:,} documents, embedded")
-        with Apart("documents:embedded", folder=str(folder / EMBEDDED), count=count) as job:
+        with SeparateProcess(
+            "documents:embedded", folder=str(folder / EMBEDDED), count=count
+        ) as job:
             job.call("warm up")
             found[EMBEDDED] = {
                 **job.call("run").value,
@@ -373,40 +374,40 @@ def measure(folder: Path, say: Say, *, quick: bool = False, only: str = "") -> d
 
 
 def verdicts(found: dict[str, Any], judge: Judge) -> list[dict[str, Any]]:
-    told = []
+    reported = []
     for crew in CREWS:
         if crew.name not in found:
             continue
         row, what = found[crew.name], f"documents, {crew.name}"
         an_hour, least = row["an_hour"], crew.least_an_hour
         title = f"{what}, a model of {MODEL_SECONDS:g} s: documents an hour"
-        told.append(judge(title, an_hour, f"at least {least:,.0f}", an_hour >= least))
+        reported.append(judge(title, an_hour, f"at least {least:,.0f}", an_hour >= least))
         calls = row["calls"]
         same = calls == row["documents"]
         title = f"{what}: calls of the model"
-        told.append(judge(title, calls, f"exactly {row['documents']}", same))
+        reported.append(judge(title, calls, f"exactly {row['documents']}", same))
         for thing, late in LATE.items():
             for within, number in row[f"most_{thing}_within"].items():
                 allowed = LIMIT * float(within) + 1 + late
                 title = f"{what}: most {thing} in any {within} s, all workers together"
-                told.append(judge(title, number, f"at most {allowed:g}", number <= allowed))
+                reported.append(judge(title, number, f"at most {allowed:g}", number <= allowed))
     if EMBEDDED in found:
         reached = found[EMBEDDED]["per_second"]
         title = "documents, embedded, no model, no limit: documents a second"
         wanted = f"at least {LEAST_A_SECOND:g}"
-        told.append(judge(title, reached, wanted, reached >= LEAST_A_SECOND))
-    return told
+        reported.append(judge(title, reached, wanted, reached >= LEAST_A_SECOND))
+    return reported
 
 
 def table(found: dict[str, Any]) -> str:
     return "\n".join(
         line
         for name, row in found.items()
-        for line in (_told_embedded(row) if name == EMBEDDED else _told_crew(name, row))
+        for line in (_lines_of_embedded(row) if name == EMBEDDED else _lines_of_workers(name, row))
     )
 
 
-def _told_crew(name: str, row: dict[str, Any]) -> Iterator[str]:
+def _lines_of_workers(name: str, row: dict[str, Any]) -> Iterator[str]:
     yield (
         f"documents, {name} over Redis: {row['an_hour']:,.0f} an hour,"
         f" {row['of_what_is_possible']:.1%} of what slots and limit allow"
@@ -426,7 +427,7 @@ def _told_crew(name: str, row: dict[str, Any]) -> Iterator[str]:
     yield f"  a node takes, ms: {_milliseconds(row['node_seconds'])}"
 
 
-def _told_embedded(row: dict[str, Any]) -> Iterator[str]:
+def _lines_of_embedded(row: dict[str, Any]) -> Iterator[str]:
     yield (
         f"documents, embedded: {row['per_second']:,.1f} a second; {row['documents']:,} in"
         f" {row['seconds']:.1f} s, the first after {row['first_end_seconds']:.1f} s"

@@ -1,6 +1,6 @@
 """Who runs the durable workloads: Dovetail embedded, DBOS, and the least that could be called one.
 
-Everybody writes to a file of its own and promises the same: what `run` returns survives a power
+Each contestant writes to its own file and promises the same: what `run` returns survives a power
 cut, and no node starts before the outputs it needs would. So all of them use SQLite with a
 write-ahead log and a sync at every commit (WAL, FULL). DBOS by itself uses SQLite's older rollback
 journal, which is slower; it is switched to WAL here, and measured as it comes beside that. The
@@ -55,7 +55,7 @@ def season(file: Path) -> None:
 
 
 def sync_seconds(folder: Path) -> float:
-    """What one sync to this disk takes: nobody's chain can be faster."""
+    """What one sync to this disk takes: no chain can be faster."""
     times = []
     with (folder / "sync").open("wb", buffering=0) as file:
         for _ in range(100):
@@ -126,7 +126,7 @@ def _dovetail(
             connection = SqliteFile(settings.db, settings.db_sync).connect()
             facts = {"uses": used(connection)}
             connection.close()
-            # Not Runner.run: it sets a signal handler each time, which nobody who awaits would.
+            # Not Runner.run: it sets a signal handler each time; a program that awaits does not.
             yield Job(facts, {"run": compared(work, lambda: loop.run_until_complete(execute()))})
         finally:
             loop.run_until_complete(opened.__aexit__(None, None, None))
@@ -248,7 +248,7 @@ def _dbos_runs(work: Workload, loop: asyncio.AbstractEventLoop) -> Callable[[], 
 def floor(workload: dict[str, Any], folder: str) -> Iterator[Job]:
     """A loop over the graph, a row for each output, a commit for each wave. No engine at all.
 
-    No retries, no attempts, no events, no limits, nobody to ask: what the promise alone costs.
+    No retries, no attempts, no events, no limits, no API: what the promise alone costs.
     """
     work = Workload(**workload)
     connection = sqlite3.connect(Path(folder) / "floor.db", isolation_level=None)

@@ -1,7 +1,7 @@
 """Private servers, the services of a contestant as processes of their own, and what each has used.
 
-CPU is told by the kernel in nanoseconds, and by Redis of itself; commands and reads are Redis' own
-counts. So nothing is added to what is measured. What it must not know: what is run, or by whom.
+The kernel reports CPU time in nanoseconds, and Redis reports its own; commands and reads are Redis'
+own counts. So nothing is added to what is measured.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Pids = dict[str, list[int]]
 @contextmanager
 def private_redis() -> Iterator[Any]:
     """As the tests start it: AOF everysec. The file is not rewritten meanwhile, which would hit
-    whoever happens to run."""
+    the process that happens to run."""
     settings = {"auto-aof-rewrite-percentage": "0"}
     with server_module("redis_server").RedisServer(settings=settings) as server:
         yield server
@@ -120,7 +120,7 @@ class Used:
     """Bytes that Redis read."""
 
     def beside(self, kind: str, seconds: float) -> Used:
-        """The same with one more process, that has told its own CPU."""
+        """The same with one more process, that has reported its own CPU time."""
         return replace(self, cpu=self.cpu | {kind: seconds})
 
     def __sub__(self, before: Used) -> Used:

@@ -1,10 +1,10 @@
 """Times things fairly on a machine that is not quiet.
 
-Contestants run in rounds: in each round everybody runs once, in an order that rotates, so that a
+Contestants run in rounds: each contestant runs once per round, in an order that rotates, so that a
 slow minute hits all alike. Garbage is collected before each timed run, and the collector is on
 while it lasts. A ratio is the median of the ratios within the rounds, and targets are held against
-that. The ratio of the best times is told beside it, but decides nothing: one quiet moment that only
-one contestant met would move it. What it must not know: who is measured.
+that. The ratio of the best times is shown beside it, but decides nothing: one quiet moment that
+only one contestant met would move it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def cpu_taken(work: Callable[[], object]) -> Callable[[], float]:
 def rounds(
     work: Mapping[str, T], *, count: int, warmup: int, timed: Callable[[T], float] = timed
 ) -> dict[str, Times]:
-    """Everybody's times, round by round; those of the warm-up rounds are thrown away.
+    """The times of all contestants, round by round; those of the warm-up rounds are thrown away.
 
     `timed` is for work that is done elsewhere, and its time taken there.
     """

@@ -123,7 +123,7 @@ async def _registered(commands: Any, work: Workload) -> None:
 
 
 async def _archived(url: str) -> None:
-    """Until the archive has everything, so that its work does not fall to whoever is next."""
+    """Until the archive has everything, so that its work does not fall to the next contestant."""
     from dovetail.redis_client.pipelined import PipelinedRedis
     from dovetail.stores.redis.archive import UNARCHIVED
 

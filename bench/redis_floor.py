@@ -1,7 +1,7 @@
 """The floor: the least code that moves a graph over Redis Streams, to tell what an engine adds.
 
 A worker reads up to 256 tasks, runs the no-op and tells all outputs in one call of a script, which
-keeps each once, counts down what the children wait for, and adds those that are ready together with
+keeps each once, counts down what the children wait for, and adds the ready ones together with
 their inputs. There is no orchestrator: the worker's call decides. And there is nothing else: no
 lease, attempt, retry, time limit, condition, cancel, status, event or list of runs; nothing is ever
 deleted, and who dies takes along what it had read. This module is also what its worker runs.
@@ -71,12 +71,12 @@ async def work_on() -> None:
                 GROUP, "w", {TASKS: ">"}, count=AT_ONCE, block=BLOCK_MILLISECONDS
             )
             for _, messages in found:
-                told: list[Any] = []
+                reported: list[Any] = []
                 for _, task in messages:
                     output = node(*json.loads(task[b"inputs"]))
-                    told += task[b"run"], task[b"node"], json.dumps(output)
+                    reported += task[b"run"], task[b"node"], json.dumps(output)
                 async with server.pipeline(transaction=False) as calls:
-                    calls.evalsha(complete, 2, TASKS, ENDS, *told)
+                    calls.evalsha(complete, 2, TASKS, ENDS, *reported)
                     calls.xack(TASKS, GROUP, *[number for number, _ in messages])
                     await calls.execute()
 

@@ -40,7 +40,7 @@ import documents
 import durable
 import redis_contestants
 import workloads
-from apart import Apart, Failed, Missing
+from apart import Failed, Missing, SeparateProcess
 from contestants import BASELINE, CONTESTANTS, dovetail_definition, dovetail_library
 from measuring import Times, best_ratio, ratio, rounds, summary
 from workloads import Workload, definition, fan, layered, standard, yaml_text
@@ -61,18 +61,18 @@ MOST_SLOWDOWN = 1.5
 """What anything may take with a long history in the file, compared with a short one."""
 SHORT_HISTORY, LONG_HISTORY = 200, 100_000
 
-EVERYBODY: dict[str, dict[str, Any]] = {
+ALL_CONTESTANTS: dict[str, dict[str, Any]] = {
     "library": CONTESTANTS,
     "durable": durable.CONTESTANTS,
     "distributed": redis_contestants.CONTESTANTS,
     "celery": celery_transport.CONTESTANTS,
 }
-COMPETITIONS = list(EVERYBODY)
+COMPETITIONS = list(ALL_CONTESTANTS)
 OTHERS = ["scaling", "validation", "memory", "history", "api", "documents"]
 ENOUGH_SECONDS = 60.0
 """A workload of the durable part is not measured for longer, as soon as it has its 3 rounds."""
 TOO_SLOW_SECONDS = 25.0
-"""Who needs more for one run is told its time and left out of the rounds."""
+"""A contestant that needs more for one run is shown and left out of the rounds."""
 
 MICRO = 1e6
 MILLI = 1e3
@@ -181,7 +181,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--contestant",
         action="append",
-        choices=[name for part in EVERYBODY.values() for name in part],
+        choices=[name for part in ALL_CONTESTANTS.values() for name in part],
         help="repeatable; else all",
     )
     parser.add_argument("--json", action="store_true", help="numbers instead of tables")
@@ -194,7 +194,7 @@ def parse() -> argparse.Namespace:
 
 def competes(part: str, workload: Workload, options: argparse.Namespace) -> bool:
     """Whether this workload is measured in this part, after `--only` and `--contestant`."""
-    if options.contestant and not set(options.contestant) & EVERYBODY[part].keys():
+    if options.contestant and not set(options.contestant) & ALL_CONTESTANTS[part].keys():
         return False
     if not options.only:
         return True
@@ -245,13 +245,13 @@ def compete(workload: Workload, options: argparse.Namespace) -> dict[str, Times]
 def numbers(workload: Workload, times: dict[str, Times]) -> dict[str, Any]:
     found = {}
     for name, seconds in times.items():
-        told = summary(seconds)
+        reported = summary(seconds)
         found[name] = {
             "nodes": workload.nodes,
-            "median_seconds": told.median,
-            "best_seconds": told.best,
-            "spread": told.spread,
-            "nodes_per_second": workload.nodes / told.median,
+            "median_seconds": reported.median,
+            "best_seconds": reported.best,
+            "spread": reported.spread,
+            "nodes_per_second": workload.nodes / reported.median,
             "seconds": seconds,
         }
         if BASELINE in times:
@@ -302,7 +302,7 @@ def scratch() -> Iterator[Path]:
 def compete_durably(workload: Workload, options: argparse.Namespace) -> dict[str, Any]:
     """Rows by contestant. Who fails, or is too slow for rounds, has a row that says so."""
     rows: dict[str, Any] = {}
-    there: dict[str, Apart] = {}
+    there: dict[str, SeparateProcess] = {}
 
     def seconds(name: str) -> float:
         if "failed" in rows[name]:
@@ -319,7 +319,7 @@ def compete_durably(workload: Workload, options: argparse.Namespace) -> dict[str
             own.mkdir()
             opener = f"durable:{durable.CONTESTANTS[name].__name__}"
             try:
-                there[name] = Apart(opener, workload=asdict(workload), folder=str(own))
+                there[name] = SeparateProcess(opener, workload=asdict(workload), folder=str(own))
             except Missing as error:
                 sys.exit(f"{name}: {error} is not installed; ./dev bench installs it")
             except Failed as error:
@@ -379,7 +379,7 @@ def verdicts_on_durable_speed(workload: Workload, found: dict[str, Any]) -> list
     rows = found["rows"]
     if durable.OURS not in rows or durable.PEER not in rows:
         return []
-    # Whoever failed has reached nothing.
+    # A contestant that failed has reached nothing.
     reached = rows[durable.OURS].get("times", {}).get(durable.PEER, 0.0)
     wanted = DURABLE_TARGETS[workload.name]
     what = f"{workload.name} on a file: embedded × {durable.PEER}"
@@ -400,17 +400,17 @@ def compete_over_redis(
     grows = redis_contestants.OURS in names and {"fan1000"} & {work.name for work in works}
     # With root and join they have exactly 1,000 and 10,000 nodes, the most that is allowed.
     small, large = fan(998), fan(9998)
-    with distributed.opened(names, [*works, *([small, large] if grows else [])]) as everybody:
+    with distributed.opened(names, [*works, *([small, large] if grows else [])]) as contest:
         for work in works:
-            say(f"… {work.name} over Redis {everybody.redis_version}")
-            rows = distributed.compete(everybody, work, effort)
+            say(f"… {work.name} over Redis {contest.redis_version}")
+            rows = distributed.compete(contest, work, effort)
             report.setdefault("distributed", {})[work.name] = rows
             report["verdicts"] += distributed.verdicts(work, rows, verdict)
             if not options.json:
                 print("\n" + distributed.table(work, rows))
         if grows:
             say("… fans of 1,000 and of 10,000 nodes over Redis")
-            found = distributed.growth(everybody, small, large, effort)
+            found = distributed.growth(contest, small, large, effort)
             report["distributed"]["growth"] = found
             report["verdicts"].append(distributed.verdict_on_growth(found, verdict))
 
@@ -423,10 +423,10 @@ def compete_on_celery(
     if not works:
         return
     effort = partial(within_reason, options=options)
-    with distributed.opened(names, works, celery_transport.CONTESTANTS) as everybody:
+    with distributed.opened(names, works, celery_transport.CONTESTANTS) as contest:
         for work in works:
-            say(f"… {work.name} on Celery over Redis {everybody.redis_version}")
-            rows = distributed.compete(everybody, work, effort)
+            say(f"… {work.name} on Celery over Redis {contest.redis_version}")
+            rows = distributed.compete(contest, work, effort)
             report.setdefault("celery", {})[work.name] = rows
             report["verdicts"] += celery_transport.verdicts(work, rows, verdict)
             if not options.json:
@@ -503,7 +503,10 @@ def memory() -> dict[str, int]:
     """Bytes by which each large run made its process grow."""
     grown = {}
     for size in LARGE_RUNS:
-        with scratch() as folder, Apart("burden:memory", workload=size, folder=str(folder)) as job:
+        with (
+            scratch() as folder,
+            SeparateProcess("burden:memory", workload=size, folder=str(folder)) as job,
+        ):
             grown[burden.shape(*size).name] = job.call("run").value
     return grown
 
@@ -527,7 +530,7 @@ def history(options: argparse.Namespace) -> dict[str, Any]:
         files = {}
         for name, runs in (("short", SHORT_HISTORY), ("long", LONG_HISTORY)):
             folder = stack.enter_context(scratch())
-            job = Apart("burden:history", runs=runs, folder=str(folder))
+            job = SeparateProcess("burden:history", runs=runs, folder=str(folder))
             files[name] = stack.enter_context(job)
         for call in files["long"].facts["calls"]:
             times = rounds(

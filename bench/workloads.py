@@ -2,7 +2,7 @@
 
 A workload is `{node: [parents]}`, parents first. The node of each is the same no-op: it takes its
 parents' real outputs and returns `{"n": max(parents) + 1}`, so the last values prove that outputs
-travelled along every edge. What it must not know: who runs it.
+travelled along every edge.
 """
 
 from __future__ import annotations

@@ -67,14 +67,14 @@ class CeleryWorker:
     def wait_until_ready(self) -> None:
         """It has said that it is alive, which it does once it takes messages."""
         with redis.Redis.from_url(self._redis_url) as connection:
-            wait_for(lambda: self._is_known(connection), self.told)
+            wait_for(lambda: self._is_known(connection), self.reported)
 
     def _is_known(self, connection: Any) -> bool:
-        assert self.process.poll() is None, self.told()
+        assert self.process.poll() is None, self.reported()
         known = [orjson.loads(one) for one in connection.hvals(self._workers)]
         return any(one["pid"] == self.process.pid and "left" not in one for one in known)
 
-    def told(self) -> str:
+    def reported(self) -> str:
         return self.log.read_text(errors="replace")
 
     def terminate(self, seconds: float = SECONDS) -> int:

@@ -31,8 +31,8 @@ def _delivered(kwargs: Any = None, **_: Any) -> None:
 
 @signals.task_postrun.connect
 def _answered(task_id: str, kwargs: Any = None, retval: Any = None, **_: Any) -> None:
-    told = retval if isinstance(retval, dict) else repr(retval)
-    _note("test:answered", task_id, kwargs.get("node_id"), told)
+    reported = retval if isinstance(retval, dict) else repr(retval)
+    _note("test:answered", task_id, kwargs.get("node_id"), reported)
 
 
 def _begun(ctx: Context) -> None:
@@ -51,7 +51,7 @@ for _each in ("h", "another", "plain", "rare", "slow"):
 
 @handler
 def thinks(config: dict[str, Any], ctx: Context) -> str:
-    """Has the thread to itself, and lets nobody interrupt it if it is `stubborn`."""
+    """Has the thread to itself, and cannot be interrupted if it is `stubborn`."""
     _begun(ctx)
     until = time.monotonic() + config["seconds"]
     while time.monotonic() < until:

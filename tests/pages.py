@@ -62,7 +62,7 @@ def commands(page: Path, where: str = "") -> list[tuple[str, str]]:
 
 
 def call(command: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    """As typed in that folder, without the settings of whoever runs the tests."""
+    """As typed in that folder, without the settings of the user."""
     words = shlex.split(command)
     return subprocess.run(
         [BIN / words[0], *words[1:]],
@@ -78,8 +78,8 @@ def call(command: str, folder: Path, **env: str) -> subprocess.CompletedProcess[
 
 def typed(page: Path, place: str, folder: Path, **env: str) -> list[tuple[str, str, str]]:
     """Each command, what the page says it prints, and what it prints in one shell."""
-    told = commands(page)
-    script = "".join(f"echo '{MARK}'\n{command.replace(PORT, place)}\n" for command, _ in told)
+    reported = commands(page)
+    script = "".join(f"echo '{MARK}'\n{command.replace(PORT, place)}\n" for command, _ in reported)
     done = subprocess.run(
         ["bash", "-u"],
         cwd=folder,
@@ -92,8 +92,8 @@ def typed(page: Path, place: str, folder: Path, **env: str) -> list[tuple[str, s
         check=False,
     )
     printed = done.stdout.split(f"{MARK}\n")[1:]
-    assert len(printed) == len(told), done.stdout
-    return [(command, says, out) for (command, says), out in zip(told, printed, strict=True)]
+    assert len(printed) == len(reported), done.stdout
+    return [(command, says, out) for (command, says), out in zip(reported, printed, strict=True)]
 
 
 def environment(**more: str) -> dict[str, str]:

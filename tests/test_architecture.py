@@ -1,7 +1,6 @@
 """Keeps the house as drawn: imports go one way, the core stays pure, files stay readable.
 
-It reads source text, so that an import inside a function counts as much as one on top. What it
-must not know: what any of the modules does.
+It reads source text, so that an import inside a function counts as much as one on top.
 """
 
 from __future__ import annotations
@@ -39,9 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # The client only for the class of events that both give out.
     "executor": {*INSIDE, "wiring", "client"},
     "client": {*INSIDE, "redis_client", "wiring"},
-    # Names the extra of a package that is missing; imports nothing.
-    "extras": set(),
-    "celery": {*INSIDE, "redis_client", "wiring", "executor", "extras"},
+    "celery": {*INSIDE, "redis_client", "wiring", "executor"},
     # The API speaks to the engine's commands. The process that serves it hands them over.
     "api": {"core", "engine", "config"},
     # Listens to the engine; only the edge knows it.

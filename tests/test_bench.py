@@ -292,7 +292,7 @@ def test_a_contestant_that_fails_or_is_too_slow_has_a_row_with_the_reason(
                 raise bench.Failed("TimeoutError: no connection (impl.py:165)")
             return import_module("apart").Answer(seconds[self.name], None)
 
-    monkeypatch.setattr(bench, "Apart", There)
+    monkeypatch.setattr(bench, "SeparateProcess", There)
     options = Namespace(rounds=3, warmup=0, contestant=None)
     found = bench.compete_durably(bench.fan(1000), options)
 
@@ -311,7 +311,7 @@ def test_without_dbos_the_bench_says_how_to_install_it(
     def missing(*_: object, **__: object) -> None:
         raise bench.Missing("dbos")
 
-    monkeypatch.setattr(bench, "Apart", missing)
+    monkeypatch.setattr(bench, "SeparateProcess", missing)
     options = Namespace(rounds=1, warmup=0, contestant=["dbos, WAL"])
     with pytest.raises(SystemExit, match=r"WAL: dbos is not installed; \./dev bench installs it"):
         bench.compete_durably(bench.fan(3), options)
@@ -368,7 +368,7 @@ def apart(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_work_in_another_process_is_called_timed_and_closed(apart: Any, tmp_path: Path) -> None:
     file = tmp_path / "closed"
-    with apart.Apart("work_elsewhere:opened", word="dove", file=str(file)) as there:
+    with apart.SeparateProcess("work_elsewhere:opened", word="dove", file=str(file)) as there:
         assert there.facts == {"word": "dove"}
         assert there.call("count").value == 4
         assert 0.05 <= there.call("sleep").seconds < 10
@@ -379,7 +379,9 @@ def test_an_error_in_another_process_is_raised_here_with_its_message(
     apart: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(call: str) -> str:
-        with apart.Apart("work_elsewhere:opened", word="", file=str(tmp_path / "x")) as there:
+        with apart.SeparateProcess(
+            "work_elsewhere:opened", word="", file=str(tmp_path / "x")
+        ) as there:
             monkeypatch.setattr(apart, "PATIENCE", 0.2 if call == "hang" else 60.0)
             with pytest.raises(apart.Failed) as failure:
                 there.call(call)
@@ -394,7 +396,7 @@ def test_an_error_in_another_process_is_raised_here_with_its_message(
 
 def test_a_package_that_is_missing_in_another_process_is_named(apart: Any) -> None:
     with pytest.raises(apart.Missing, match="a_package_that_is_not_there"):
-        apart.Apart("work_elsewhere:without")
+        apart.SeparateProcess("work_elsewhere:without")
 
 
 # --- what large runs and long histories cost -----------------------------------------------------
@@ -404,7 +406,7 @@ def test_the_memory_growth_of_a_process_during_a_run_is_measured(
     bench: Any, tmp_path: Path
 ) -> None:
     with bench.burden.memory(workload=["layered", 3, 4], folder=str(tmp_path)) as job:
-        assert job.calls["run"]() >= 0  # how little is only to be told in a process of its own
+        assert job.calls["run"]() >= 0  # how little is only seen in a process of its own
 
 
 def test_a_history_is_copied_from_real_runs_and_can_be_used(bench: Any, tmp_path: Path) -> None:
@@ -440,7 +442,7 @@ def test_a_run_that_needs_too_much_memory_is_reported(bench: Any) -> None:
 # --- growth, by counting -----------------------------------------------------------------------
 
 
-class Course:
+class CoreRun:
     """A run of the core alone, driven by hand."""
 
     def __init__(self, parents: list[list[int]]) -> None:
@@ -522,17 +524,17 @@ def calls(work: Callable[[], object]) -> int:
 
 
 def test_a_completion_in_a_chain_costs_the_same_for_any_length() -> None:
-    short, long = Course(chain(100)), Course(chain(10_000))
+    short, long = CoreRun(chain(100)), CoreRun(chain(10_000))
     for course in (short, long):
         for _ in range(10):
             course.complete()
     price = short.price()
     assert price == long.price() > 0
-    assert short.complete().changed == [11, 12]  # itself and its child, nobody else
+    assert short.complete().changed == [11, 12]  # itself and its child, no other
 
 
 def test_a_completion_in_a_fan_out_costs_the_same_for_any_width() -> None:
-    narrow, wide = Course(fan(998)), Course(fan(9998))
+    narrow, wide = CoreRun(fan(998)), CoreRun(fan(9998))
     assert len(narrow.complete().changed) == 1 + 998
     assert len(wide.complete().changed) == 1 + 9998
     assert narrow.price() == wide.price() > 0
@@ -540,7 +542,7 @@ def test_a_completion_in_a_fan_out_costs_the_same_for_any_width() -> None:
 
 
 def test_the_last_parent_of_a_join_costs_the_same_for_any_number_of_parents() -> None:
-    narrow, wide = Course(fan(10)), Course(fan(1000))
+    narrow, wide = CoreRun(fan(10)), CoreRun(fan(1000))
     for course, width in ((narrow, 10), (wide, 1000)):
         for _ in range(width):  # the root and all leaves but one
             course.complete()
@@ -549,7 +551,7 @@ def test_the_last_parent_of_a_join_costs_the_same_for_any_number_of_parents() ->
 
 
 def test_a_completion_costs_one_fixed_price_for_each_child() -> None:
-    prices = [Course(fan(width)).price() for width in (100, 200, 400)]
+    prices = [CoreRun(fan(width)).price() for width in (100, 200, 400)]
     assert prices[2] - prices[1] == 2 * (prices[1] - prices[0]) > 0
 
 

@@ -34,23 +34,23 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def test_services_run_every_workload_and_report_the_cost(bench: Any) -> None:
     shapes = bench.workloads
     works = [shapes.chain(4), shapes.fan(5), shapes.diamonds(3)]
-    with bench.distributed.opened(["dovetail", "floor"], works) as everybody:
-        assert everybody.failed == {}
-        ours, floor = everybody.those.values()
+    with bench.distributed.opened(["dovetail", "floor"], works) as contest:
+        assert contest.failed == {}
+        ours, floor = contest.those.values()
         for work in works:
-            rows = bench.distributed.compete(everybody, work, lambda _: ONCE)
-            told = rows["dovetail"]
-            assert len(told["seconds"]) == 1
-            assert told["times"].keys() == {"dovetail", "floor"}
-            assert list(told["cpu_seconds_per_node"]) == [
+            rows = bench.distributed.compete(contest, work, lambda _: ONCE)
+            reported = rows["dovetail"]
+            assert len(reported["seconds"]) == 1
+            assert reported["times"].keys() == {"dovetail", "floor"}
+            assert list(reported["cpu_seconds_per_node"]) == [
                 *("redis", "orchestrator", "worker", "client")
             ]
-            assert all(seconds > 0 for seconds in told["cpu_seconds_per_node"].values())
-            assert told["commands_per_node"] > 1
+            assert all(seconds > 0 for seconds in reported["cpu_seconds_per_node"].values())
+            assert reported["commands_per_node"] > 1
             first, *others = bench.distributed.table(work, rows).splitlines()
             assert first.startswith(f"{work.name} over Redis, {work.nodes} nodes")
             assert [line.split()[0] for line in others] == ["dovetail", "floor"]
-        assert bench.distributed.growth(everybody, *works[:2], lambda _: ONCE)["times"] > 0
+        assert bench.distributed.growth(contest, *works[:2], lambda _: ONCE)["times"] > 0
         pids = [pid for each in (ours, floor) for those in each.pids.values() for pid in those]
         assert all(map(alive, pids))
     assert not any(map(alive, pids))
@@ -85,7 +85,7 @@ def pretended(bench: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     names = ("dovetail", "celery", "streaq")
     those = {name: bench.distributed.Contestant(There(name), {"worker": [7]}) for name in names}
     redis = SimpleNamespace(url="redis://127.0.0.1:1/0", pid=6)
-    return bench.distributed.Field(redis, those)
+    return bench.distributed.Contest(redis, those)
 
 
 def test_a_contestant_that_aborts_has_a_row_with_the_reason_and_the_others_continue(
@@ -100,8 +100,8 @@ def test_a_contestant_that_aborts_has_a_row_with_the_reason_and_the_others_conti
         {"redis": 0.01, "worker": 0.02, "client": 0.01}
     )
     lines = distributed.table(bench.fan(8), rows).splitlines()
-    told = "— 1.0 — 20% 40000.0 10000.0 — 20000.0 10000.0 —"
-    assert lines[1].split()[-10:] == told.split()
+    reported = "— 1.0 — 20% 40000.0 10000.0 — 20000.0 10000.0 —"
+    assert lines[1].split()[-10:] == reported.split()
     assert lines[3].split() == ["streaq", "failed:", "its", "process", "ended", "with", "1"]
 
 
@@ -147,9 +147,9 @@ def rows(**changes: Any) -> dict[str, Any]:
 
 def test_every_target_of_the_services_is_checked(bench: Any) -> None:
     def missed(found: dict[str, Any]) -> list[str]:
-        told = bench.distributed.verdicts(bench.fan(1000), found, bench.verdict)
-        assert len(told) == 5
-        return [bench.shown(each) for each in told if not each["reached"]]
+        reported = bench.distributed.verdicts(bench.fan(1000), found, bench.verdict)
+        assert len(reported) == 5
+        return [bench.shown(each) for each in reported if not each["reached"]]
 
     assert missed(rows()) == []
     assert missed(rows(ours={"times": {"streaq": 19.0, "celery": 29.0}})) == [
@@ -193,8 +193,8 @@ def test_the_speed_page_has_the_targets_on_celery(bench: Any) -> None:
     assert names == list(ours.TARGETS)
     for peer in ours.PEERS:
         wanted = [ours.TARGETS[name].get(peer) for name in names]
-        told = ["–" if least is None else f"{least:g}" for least in wanted]
-        assert cells(page, f"× {peer}")[1:] == told
+        reported = ["–" if least is None else f"{least:g}" for least in wanted]
+        assert cells(page, f"× {peer}")[1:] == reported
 
 
 def test_every_target_on_celery_is_checked(bench: Any) -> None:
@@ -203,9 +203,9 @@ def test_every_target_on_celery_is_checked(bench: Any) -> None:
     def missed(**times: float) -> list[str]:
         reached = {"plain task": 0.8, "canvas": 1.4} | times
         rows = {ours.OURS: {"times": reached}, ours.PLAIN: {}, ours.CANVAS: {}}
-        told = ours.verdicts(bench.fan(1000), rows, bench.verdict)
-        assert len(told) == 2
-        return [bench.shown(each) for each in told if not each["reached"]]
+        reported = ours.verdicts(bench.fan(1000), rows, bench.verdict)
+        assert len(reported) == 2
+        return [bench.shown(each) for each in reported if not each["reached"]]
 
     assert missed() == []
     assert missed(canvas=1.3) == [
@@ -213,7 +213,7 @@ def test_every_target_on_celery_is_checked(bench: Any) -> None:
     ]
     failed = {ours.OURS: {"failed": "boom"}, ours.PLAIN: {}, ours.CANVAS: {}}
     assert not any(
-        told["reached"] for told in ours.verdicts(bench.fan(1000), failed, bench.verdict)
+        reported["reached"] for reported in ours.verdicts(bench.fan(1000), failed, bench.verdict)
     )
 
 
@@ -221,10 +221,10 @@ def test_celery_runs_every_workload_beside_a_plain_task(bench: Any) -> None:
     shapes, ours = bench.workloads, bench.celery_transport
     works = [shapes.chain(3), shapes.diamonds(2)]
     names = [ours.OURS, ours.PLAIN]
-    with bench.distributed.opened(names, works, ours.CONTESTANTS) as everybody:
-        assert everybody.failed == {}
+    with bench.distributed.opened(names, works, ours.CONTESTANTS) as contest:
+        assert contest.failed == {}
         for work in works:
-            rows = bench.distributed.compete(everybody, work, lambda _: ONCE)
+            rows = bench.distributed.compete(contest, work, lambda _: ONCE)
             assert list(rows) == names
             assert rows[ours.OURS]["times"].keys() == set(names)
             table = bench.distributed.table(work, rows, ours.PEERS).splitlines()
@@ -238,8 +238,8 @@ def cells(page: str, first: str) -> list[str]:
 
 
 def test_a_fan_out_whose_node_cost_grows_is_reported(bench: Any) -> None:
-    told = bench.distributed.verdict_on_growth({"times": 1.31}, bench.verdict)
-    assert bench.shown(told) == (
+    reported = bench.distributed.verdict_on_growth({"times": 1.31}, bench.verdict)
+    assert bench.shown(reported) == (
         "✗ fan of 10,000 against 1,000 nodes over Redis, cost of a node: 1.31 (at most 1.3)"
     )
     failed = bench.distributed.verdict_on_growth({"failed": "boom"}, bench.verdict)
@@ -252,7 +252,7 @@ def test_without_a_peer_the_bench_says_how_to_install_it(
     def missing(*_: object, **__: object) -> None:
         raise bench.Missing("streaq")
 
-    monkeypatch.setattr(bench.distributed, "Apart", missing)
+    monkeypatch.setattr(bench.distributed, "SeparateProcess", missing)
     message = r"streaq: streaq is not installed; \./dev bench installs it"
     with (
         pytest.raises(SystemExit, match=message),
@@ -295,7 +295,7 @@ def test_a_service_ends_with_its_parent_however_the_parent_ends(bench: Any) -> N
 
 
 def stat(pid: int) -> str:
-    """A process that nobody waits for stays as a zombie, where process 1 buries none."""
+    """A process without a waiting parent stays as a zombie, where process 1 buries none."""
     try:
         return Path(f"/proc/{pid}/stat").read_text()
     except OSError:

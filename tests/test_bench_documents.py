@@ -1,6 +1,6 @@
 """The bench of the document pipeline works: real services, few documents, a quick model.
 
-How fast they are is not asked here, but whether what is told is true.
+How fast they are is not asked here, but whether the report is true.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def test_the_documents_of_the_bench_are_of_four_kinds_and_contain_their_lines(
     assert len({path.read_bytes() for path in made}) == len(made)
     texts = import_module("document_files")
     for number, found in enumerate(read):
-        told = " ".join(found.text.split())
+        reported = " ".join(found.text.split())
         for line in texts.lines(number):
-            assert " ".join(line.split()) in told
+            assert " ".join(line.split()) in reported
 
 
 def test_the_pace_is_measured_over_whole_rounds_between_ramp_up_and_tail(bench: Any) -> None:
@@ -79,8 +79,8 @@ def test_a_missed_target_is_reported(bench: Any) -> None:
         "most_starts_within": {"1": 13, "10": 102},
         "most_calls_within": {"1": 13, "10": 104},
     }
-    told = bench.verdicts({"1 × 4": crew, "embedded": {"per_second": 99.0}}, run.verdict)
-    assert [run.shown(each) for each in told if not each["reached"]] == [
+    reported = bench.verdicts({"1 × 4": crew, "embedded": {"per_second": 99.0}}, run.verdict)
+    assert [run.shown(each) for each in reported if not each["reached"]] == [
         "✗ documents, 1 × 4, a model of 3 s: documents an hour: 4699.00 (at least 4,700)",
         "✗ documents, 1 × 4: calls of the model: 12.00 (exactly 10)",
         "✗ documents, 1 × 4: most starts in any 1 s, all workers together: 13.00 (at most 12)",
@@ -106,7 +106,7 @@ def test_services_and_the_embedded_engine_process_documents_and_report_the_cost(
     monkeypatch.setattr(bench, "MODEL_SECONDS", 0.2)
     monkeypatch.setattr(bench, "QUICK_SECONDS", 1.0)
     monkeypatch.setattr(bench, "FEW_DOCUMENTS", 40)
-    monkeypatch.setattr(bench, "CREWS", [bench.Crew(2, 2, least_an_hour=1)])
+    monkeypatch.setattr(bench, "CREWS", [bench.WorkerSetup(2, 2, least_an_hour=1)])
     found = bench.measure(tmp_path, quiet, quick=True)
     crew, embedded = found["2 × 2"], found["embedded"]
     assert crew["calls"] == crew["documents"] == 14

@@ -80,7 +80,7 @@ def test_the_page_has_every_error_of_a_document() -> None:
     raised = set(re.findall(r'type="(\w+)"', source)) | {"no_ocr"}
     for name in names(rows("error")):
         assert f'"{name}"' in source, name
-    # Those that say that something around documents is wrong, not a document.
+    # Messages that say that something around documents is wrong, not a document.
     around = {"invalid_config", "invalid_params", "not_installed", "missing_package"}
     around |= {"database_down", "locked", "reader_lost", "invalid_review", "invalid_input"}
     assert raised - around <= names(rows("error"))

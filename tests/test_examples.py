@@ -1,6 +1,6 @@
 """Every example runs and ends as it says: the files of examples/, by the real command line.
 
-The commands are those that the examples themselves name in their comments, so what a reader
+The commands are the ones that the examples themselves name in their comments, so what a reader
 copies is what is tested here.
 """
 
@@ -170,12 +170,12 @@ FOUND = {
 
 
 def environment() -> dict[str, str]:
-    """Without the settings of whoever runs the tests."""
+    """Without the settings of the user."""
     return {k: v for k, v in os.environ.items() if not k.startswith("DOVETAIL_")}
 
 
 def call(command: str, *more: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    """As typed in the checkout, without the runs of whoever runs the tests."""
+    """As typed in the checkout, without the runs of the user."""
     words = [*shlex.split(command), *more]
     with TemporaryDirectory() as folder:
         return subprocess.run(
@@ -197,8 +197,8 @@ def test_an_example_ends_as_its_text_says(command: str) -> None:
     run = json.loads(done.stdout.replace(json.loads(done.stdout)["run_id"], "<run_id>"))
     assert run["status"] == expected.status
     assert run["result"] == expected.result
-    told = {node["id"]: how_it_ended(node) for node in run["nodes"]}
-    assert {name: how for name, how in told.items() if how != "COMPLETED"} == expected.statuses
+    reported = {node["id"]: how_it_ended(node) for node in run["nodes"]}
+    assert {name: how for name, how in reported.items() if how != "COMPLETED"} == expected.statuses
 
 
 def how_it_ended(node: dict[str, Any]) -> str:
@@ -236,11 +236,11 @@ def test_the_documents_are_extracted_once_and_not_the_second_time(tmp_path: Path
     for state in ("completed", "cached"):
         done = call(f"{DOCUMENTS} --json", **settings)
         assert done.returncode == 0, done.stderr
-        told = json.loads(done.stdout)["documents"]
-        assert {one["state"] for one in told} == {state}
+        reported = json.loads(done.stdout)["documents"]
+        assert {one["state"] for one in reported} == {state}
         found = {
             Path(one["file_path"]).name: (one["type"], one["total"], one["confidence"] >= 0.8)
-            for one in told
+            for one in reported
         }
         assert found == FOUND
 
@@ -265,8 +265,8 @@ def test_every_command_that_an_example_names_is_run_here() -> None:
     named = set()
     for path in sorted(EXAMPLES.rglob("*")):
         if path.suffix in (".yaml", ".py", ".md"):
-            told = r"(?:\./dev run|dovetail (?:run|documents)|python) [^\n`]*"
-            named |= {command_of(line) for line in re.findall(told, path.read_text())}
+            reported = r"(?:\./dev run|dovetail (?:run|documents)|python) [^\n`]*"
+            named |= {command_of(line) for line in re.findall(reported, path.read_text())}
     assert named == {*RUNS, *SCRIPTS, *ON_CELERY, DOCUMENTS}
 
 

@@ -1,7 +1,7 @@
 """The planted bugs themselves: each applies to the code as it is, and names tests that exist.
 
 That the tests notice them is what `tools/planted_bugs.py` finds out; this is the quick part,
-so that whoever moves a line learns it from the tests beside it.
+so that the author of a moved line learns it from the tests beside it.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def test_sentinels_have_a_service_a_database_and_a_password_of_their_own() -> No
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "reported"),
     [
         ("http://h", "must begin with redis://"),
         ("rediss://h?ssl_ca_cert=/ca.pem", "no option 'ssl_ca_cert'; did you mean 'ssl_ca_certs'?"),
@@ -81,10 +81,10 @@ def test_sentinels_have_a_service_a_database_and_a_password_of_their_own() -> No
         ("unix://host/a.sock", "a socket is named by its path alone"),
     ],
 )
-def test_an_impossible_url_is_refused_with_a_hint(url: str, told: str) -> None:
+def test_an_impossible_url_is_refused_with_a_hint(url: str, reported: str) -> None:
     with pytest.raises(WrongUrl) as refused:
         read(url)
-    assert told in str(refused.value)
+    assert reported in str(refused.value)
     with pytest.raises(SettingsError, match="DOVETAIL_REDIS_URL"):
         load_settings(environ={"DOVETAIL_REDIS_URL": url})
 

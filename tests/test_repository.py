@@ -1,7 +1,6 @@
 """Keeps the repository true to what it says of itself: pins, commands, versions, links.
 
-It reads the checkout as files, without git, so that it also holds in an unpacked archive. What it
-must not know: how Dovetail works.
+It reads the checkout as files, without git, so that it also holds in an unpacked archive.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@
     ./dev cases --setup redis         one of embedded, redis, archive
     ./dev cases --seed 7 --examples 100
 
-It exits 1 if any answer is a 5xx or not what the document says. What it must not know: how a case
-is made or judged; tests/api/schema_cases.py does.
+It exits 1 if any answer is a 5xx or not what the document says.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def main() -> int:
         verdict = "as the document says" if outcome.passed else "NOT as the document says"
         print(f"{name}: {outcome.cases:,} cases, seed {args.seed}: {verdict}", flush=True)
         if not outcome.passed or "Traceback" in log or not enough:
-            print(outcome.told, log, sep="\n")
+            print(outcome.reported, log, sep="\n")
             wrong += 1
     return 1 if wrong else 0
 

@@ -3,7 +3,7 @@
 A process of its own floods a server on loopback, with a token that may only read, or with none.
 Meanwhile another client triggers runs, asks whether the server is alive and registers definitions,
 each on a new connection, and the times are compared with what is promised. Counts and times are
-bounded. What it must not know: how the server defends itself.
+bounded.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ async def measured(address: Address, seconds: float) -> dict[str, list[tuple[int
     return found
 
 
-def told(
+def reported(
     found: dict[str, list[tuple[int, float]]],
     say: Callable[[str], None],
     limits: Mapping[str, float] = LIMITS,
@@ -244,8 +244,8 @@ def _all(server: Server, say: Callable[[str], None], seconds: float) -> bool:
     path = "/api/v1/runs/" + api.post("/workflows/endless/runs")["run_id"]
     parts = urlsplit(server.url)
     address = (parts.hostname or "", parts.port or 0)
-    say("  nobody else")
-    fine = told(asyncio.run(measured(address, seconds / 3)), say)
+    say("  no other")
+    fine = reported(asyncio.run(measured(address, seconds / 3)), say)
     start = multiprocessing.get_context("spawn")
     for kind in FLOODS:
         ready = start.Event()
@@ -257,9 +257,9 @@ def _all(server: Server, say: Callable[[str], None], seconds: float) -> bool:
                 return False
             say(f"  {MEANS[kind]}, while they come")
             rising = {what: max(RISING, limit) for what, limit in LIMITS.items()}
-            fine = told(asyncio.run(measured(address, SETTLE_SECONDS)), say, rising) and fine
+            fine = reported(asyncio.run(measured(address, SETTLE_SECONDS)), say, rising) and fine
             say(f"  {MEANS[kind]}")
-            fine = told(asyncio.run(measured(address, seconds)), say) and fine
+            fine = reported(asyncio.run(measured(address, seconds)), say) and fine
         finally:
             flooding.kill()
             flooding.join()

@@ -11,7 +11,6 @@
 there are a thousand of them; `storms` are short rounds of all faults at once, with short leases;
 `floods` empty a Redis that has PostgreSQL behind it. It exits 1 if anything is lost, stuck, done
 twice or too slow, and says where the evidence is.
-What it must not know: how a fault is done, or what must hold of a run; tests/services/faults does.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.faults.nursery import Nursery  # noqa: E402
+from tests.faults.process_forker import ProcessForker  # noqa: E402
 from tests.servers.postgres_server import PostgresServer  # noqa: E402
 from tests.servers.redis_server import RedisServer  # noqa: E402
 from tests.services.faults.celery_stage import (  # noqa: E402
@@ -86,17 +85,17 @@ TRIALS: Trials = {
 }
 """Which faults are measured, for how long they happen, and with what pauses."""
 CELERY_TRIALS: Trials = {
-    # Few: a pool of processes takes its time to start, and nobody runs anything meanwhile.
+    # Few: a pool of processes takes its time to start, and no node runs meanwhile.
     "workers": (("a worker dies", "a process of a pool dies"), 60.0, (4.0, 6.0)),
     "broker": (("the broker dies",), 60.0, (8.0, 12.0)),
     "tasks": (("the broker loses everything",), 60.0, (8.0, 12.0)),
 }
 CROWDS = {"workers": 20, "tasks": 20}
-"""Runs at once: those that are held up wait for a while, and others shall run meanwhile."""
+"""Runs at once: held-up ones wait for a while, and others shall run meanwhile."""
 
 
 NOT_IN_A_CROWD = ("a worker oversleeps", "a connection falls silent")
-"""What waits for a node that takes its time, and what holds up everybody for many seconds."""
+"""What waits for a node that takes its time, and what holds up all runs for many seconds."""
 
 
 @dataclass
@@ -173,7 +172,7 @@ async def run(
 async def recover(
     kind: str, seed: int, tally: Tally, over: Transport, *, crowded: bool = False
 ) -> bool:
-    """One fault again and again, at the settings that everybody has; whether it is in time."""
+    """One fault again and again, at the default settings; whether it is in time."""
     faults, seconds, pause = over.trials[kind]
     plan = draw_slow if kind == "workers" else draw
     async with over.stage(seed, {"concurrency": over.concurrency}) as stage:
@@ -218,8 +217,8 @@ async def flood(seed: int, tally: Tally) -> None:
 
 async def end(part: str, seed: int, stage: Stage, storm: Storm, tally: Tally) -> None:
     report = await storm.calm()
-    told = ", ".join(f"{many} {what}" for what, many in sorted(stage.counts.items()))
-    say(f"  seed {seed}: {report.runs} runs, {report.executions} executions; {told}")
+    reported = ", ".join(f"{many} {what}" for what, many in sorted(stage.counts.items()))
+    say(f"  seed {seed}: {report.runs} runs, {report.executions} executions; {reported}")
     await judge(part, seed, storm, report)
     tally.add(stage, report)
 
@@ -231,8 +230,8 @@ async def stage_for(
     folder = Path(tempfile.mkdtemp(prefix="dovetail-faults-"))
     try:
         # What Redis has answered must survive its kill -9, as the contract asks of Redis alone.
-        with RedisServer(fsync="always") as redis, Nursery(JOBS, folder) as nursery:
-            async with Stage(folder, redis, nursery, seed, settings, postgres) as stage:
+        with RedisServer(fsync="always") as redis, ProcessForker(JOBS, folder) as process_forker:
+            async with Stage(folder, redis, process_forker, seed, settings, postgres) as stage:
                 yield stage
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -245,9 +244,9 @@ async def celery_stage_for(seed: int, settings: dict[str, Any]) -> AsyncIterator
         with (
             RedisServer(fsync="always") as redis,
             RedisServer(fsync="always") as broker,
-            Nursery(CELERY_JOBS, folder) as nursery,
+            ProcessForker(CELERY_JOBS, folder) as process_forker,
         ):
-            async with CeleryStage(folder, redis, broker, nursery, seed, settings) as stage:
+            async with CeleryStage(folder, redis, broker, process_forker, seed, settings) as stage:
                 yield stage
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,8 +1,7 @@
 """Pins every set of requirements again, with hashes and download sizes: `./dev lock`.
 
 Each set is a superset of `run`, so one environment can grow from one to the next. The files
-name no index: whoever installs them uses their own. Runs at the root of the checkout. What it
-must not know: how `./dev` installs.
+name no index: the user's own is used. Runs at the root of the checkout.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ without it, for then they prove nothing.
     python tools/planted_bugs.py --passing  the tests are known to pass: they have just run
     python tools/planted_bugs.py --refresh  write the patches anew where the code has moved
 
-It must not know what the tests test. The patches are applied here rather than by git or patch,
+The patches are applied here rather than by git or patch,
 so that a bare machine can run it and a moved line does not matter. Starting pytest takes longer
 than most of these tests: one process that has it loaded forks for each bug, and what is not
 broken is compiled once.

@@ -1,7 +1,7 @@
 """Brings the official tests of JSON Schema, which are not ours to keep: `./dev test` runs it.
 
 They come with the source package of `jsonschema`, from the index that uv is set to, and are taken
-only if the package has the digest below. What it must not know: what the tests are for.
+only if the package has the digest below.
 """
 
 from __future__ import annotations

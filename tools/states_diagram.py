@@ -1,7 +1,7 @@
 """Draws docs/states.md from the tables of states, so that the page cannot say anything else.
 
-`python tools/states_diagram.py` writes it; a test compares. It must not know a rule beside the
-tables: why a node moves is said here in a few words per move, and a move without words fails.
+`python tools/states_diagram.py` writes it; a test compares.
+Why a node moves is said here in a few words per move, and a move without words fails.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ class WorkflowDAG:
             raise InvalidDefinition(problems)
 
     def get_execution_layers(self) -> list[list[str]]:
-        """Steps by distance from the roots; those of one layer can run in parallel."""
+        """Steps by distance from the roots; the steps of one layer can run in parallel."""
         self.validate()
         return [[self._steps[i].id for i in layer] for layer in layers(self._parents())]
 

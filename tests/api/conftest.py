@@ -200,10 +200,10 @@ class Api:
             if method.lower() in calls and compile_path(template)[0].match(path):
                 responses = calls[method.lower()]["responses"]
                 assert str(status) in responses or status == 405, (method, template, status)
-                told = responses[str(status)]
-                if "$ref" in told:
+                reported = responses[str(status)]
+                if "$ref" in reported:
                     return None  # a problem, which is held against its own schema
-                return told["content"][kind]["schema"]
+                return reported["content"][kind]["schema"]
         return None
 
     def validate(self, schema: Any, value: Any) -> None:
@@ -241,7 +241,7 @@ def on(redis_url: str, **more: str) -> dict[str, str]:
 
 @contextmanager
 def on_redis(folder: Path) -> Iterator[Server]:
-    """Every service in one process, over a Redis that nobody else flushes."""
+    """Every service in one process, over a Redis that no other test flushes."""
     with RedisServer() as store:
         server = Server(folder, "--with", "orchestrator,worker", **on(store.url))
         server.redis_url = store.url

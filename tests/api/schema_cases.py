@@ -2,7 +2,7 @@
 
 It makes requests that fit the document and requests that do not, and looks at every answer: no
 5xx, no status, header, content type or body that the document does not have, nothing accepted
-that violates it. What it must not know: what any call does.
+that violates it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ enabled = false
 class Outcome(NamedTuple):
     cases: int
     passed: bool
-    told: str
+    reported: str
 
 
 def run_cases(
@@ -65,7 +65,7 @@ def run_cases(
         timeout=seconds,
         check=False,
     )
-    told = done.stdout + done.stderr
-    count = re.search(r"([\d,]+) generated", told)
+    reported = done.stdout + done.stderr
+    count = re.search(r"([\d,]+) generated", reported)
     cases = int(count[1].replace(",", "")) if count else 0
-    return Outcome(cases, done.returncode == 0, told)
+    return Outcome(cases, done.returncode == 0, reported)

@@ -39,8 +39,8 @@ def note(run_id: str, name: str, size: int) -> dict[str, Any]:
     return {"$output": {"size": size, "href": href}}
 
 
-def followed(api: Api, told: dict[str, Any]) -> Any:
-    return api.get(told["$output"]["href"].removeprefix("/api/v1"))
+def followed(api: Api, reported: dict[str, Any]) -> Any:
+    return api.get(reported["$output"]["href"].removeprefix("/api/v1"))
 
 
 def outputs_of(run: dict[str, Any]) -> dict[str, Any]:
@@ -55,16 +55,16 @@ def test_an_output_above_64_kib_is_a_reference_that_leads_to_it(api: Api, name: 
     nodes = filled("most", LARGE_OUTPUT), filled("more", LARGE), node("small")
     run_id = finished_run(api, flow(name, *nodes, node("last", "fail", "more")))
     run = api.get(f"/runs/{run_id}")
-    told = note(run_id, "more", LARGE)
-    shown = {"most": most, "more": told, "small": {"value": "small"}}
+    reported = note(run_id, "more", LARGE)
+    shown = {"most": most, "more": reported, "small": {"value": "small"}}
     assert outputs_of(run) == {**shown, "last": None}
-    assert followed(api, told) == more
+    assert followed(api, reported) == more
     whole = {**shown, "more": more}
     assert outputs_of(api.get(f"/runs/{run_id}?outputs=full")) == {**whole, "last": None}
     assert api.get(f"/runs/{run_id}/results")["outputs"] == shown
     assert api.get(f"/runs/{run_id}/results?outputs=full")["outputs"] == whole
     retried = api.post(f"/runs/{run_id}/retry", {})
-    assert outputs_of(retried)["more"] == told
+    assert outputs_of(retried)["more"] == reported
     api.get(f"/runs/{run_id}?nodes=false&wait=30")
     again = api("POST", f"/runs/{run_id}/retry?outputs=full", json={})
     assert outputs_of(again.json())["more"] == more
@@ -107,14 +107,14 @@ def test_an_output_that_looks_like_a_reference_is_itself_sent_as_a_reference(
     configs = {"odd": output, "small": small, "nested": nested}
     nodes = [node(id_, "input", config=config) for id_, config in configs.items()]
     run_id = finished_run(api, flow(name, *nodes))
-    told = note(run_id, "odd", len(orjson.dumps(output)))
+    reported = note(run_id, "odd", len(orjson.dumps(output)))
     run = api.get(f"/runs/{run_id}")
-    assert outputs_of(run) == run["result"] == {**configs, "odd": told}
-    assert followed(api, told) == output
+    assert outputs_of(run) == run["result"] == {**configs, "odd": reported}
+    assert followed(api, reported) == output
     assert outputs_of(api.get(f"/runs/{run_id}?outputs=full")) == configs
     single = finished_run(api, flow(f"{name}-2", node("end", config=output)))
-    told = note(single, "end", len(orjson.dumps(output)))
-    assert api.get(f"/runs/{single}?nodes=false")["result"] == told
+    reported = note(single, "end", len(orjson.dumps(output)))
+    assert api.get(f"/runs/{single}?nodes=false")["result"] == reported
     (item,) = api.get(f"/runs?workflow={name}-2")["items"]
     assert followed(api, item["result"]) == output
 
@@ -187,8 +187,8 @@ def test_many_small_outputs_are_streamed_too(api: Api, name: str) -> None:
     nodes = [*(filled(one, 60_000) for one in names), node("odd", "input", config=odd)]
     run_id = finished_run(api, flow(name, *nodes))
     run = api.get(f"/runs/{run_id}")
-    told = note(run_id, "odd", len(orjson.dumps(odd)))
-    assert outputs_of(run) == {**dict.fromkeys(names, "x" * 59998), "odd": told}
+    reported = note(run_id, "odd", len(orjson.dumps(odd)))
+    assert outputs_of(run) == {**dict.fromkeys(names, "x" * 59998), "odd": reported}
     assert run["result"] == outputs_of(run)
     assert outputs_of(api.get(f"/runs/{run_id}?outputs=full"))["odd"] == odd
 

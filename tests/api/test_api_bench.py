@@ -38,8 +38,8 @@ def test_each_missed_target_of_the_api_bench_is_reported(bench: Any) -> None:
     assert "triggers" in missed(bench, times=0.49)[0]
     assert "p99" in missed(bench, **{"p99 loaded": 0.0541})[0]
     slow = {"GET /runs": {"times": 1.6}, "GET /workflows": {"times": 1.5}}
-    (told,) = missed(bench, history=slow)
-    assert told.endswith("GET /runs")
+    (reported,) = missed(bench, history=slow)
+    assert reported.endswith("GET /runs")
 
 
 def test_the_load_comes_from_another_process_and_counts_the_replies(

@@ -1,4 +1,4 @@
-"""Memory for large answers: no more than there is, and everybody in turn."""
+"""Memory for large answers: no more than there is, and each caller in turn."""
 
 from __future__ import annotations
 

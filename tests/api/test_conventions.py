@@ -18,11 +18,11 @@ from .conftest import Api, Server, flow, node, wait_for
     "path", ["//health/live", "//metrics", "/workflows", "/runs?limit=1", "/runs/nobody", "//docs"]
 )
 def test_a_head_request_returns_the_headers_of_the_get(api: Api, path: str) -> None:
-    told = {"content-type", "etag", "allow", "content-security-policy", "vary"}
+    reported = {"content-type", "etag", "allow", "content-security-policy", "vary"}
     whole, head = (api(method, path) for method in ("GET", "HEAD"))
     assert head.status_code == whole.status_code
-    assert {k: v for k, v in head.headers.items() if k in told} == {
-        k: v for k, v in whole.headers.items() if k in told
+    assert {k: v for k, v in head.headers.items() if k in reported} == {
+        k: v for k, v in whole.headers.items() if k in reported
     }
     assert head.headers["content-length"]
 
@@ -98,7 +98,7 @@ def test_if_match_protects_a_definition_from_a_lost_update(api: Api, name: str) 
     assert register("2", **{"if-match": f"W/{first}"}) == 412  # only much the same
     assert register("2", **{"if-match": first}) == 201
     assert register("3", **{"if-match": first}) == 412
-    # What is already as it was asked for is no conflict, whoever was first.
+    # What is already as it was asked for is no conflict, in either order.
     assert register("2", **{"if-none-match": "*"}) == 200
     assert register("2", **{"if-match": first}) == 200
     refused = api("POST", "/workflows", json=flow(name), headers={"if-none-match": "*"})
@@ -214,5 +214,5 @@ def test_fifty_triggers_with_one_key_create_one_run(server: Server, api: Api, na
     with ThreadPoolExecutor(50) as pool:
         answers = list(pool.map(ask, range(50)))
     assert sorted(code for code, _ in answers) == [200] * 49 + [202]
-    assert len({str(told) for _, told in answers}) == 1
+    assert len({str(reported) for _, reported in answers}) == 1
     assert len(api.get(f"/runs?workflow={name}")["items"]) == 1

@@ -92,14 +92,14 @@ def test_no_trigger_is_accepted_while_too_many_nodes_wait(alone: Server, name: s
     assert api.get("//health/ready") == {"status": "ok"}, "it can be given work all the same"
     assert api("POST", "/workflows", json=theirs(f"{name}-theirs")).status_code == 422
     api.register(flow(name))
-    refused = wait_for(lambda: refusal(alone, name), "nobody works, so what waits piles up")
+    refused = wait_for(lambda: refusal(alone, name), "no worker runs, so what waits piles up")
     assert int(refused.headers["retry-after"]) > 0
     assert refused.json()["type"] == "urn:dovetail:problem:overloaded"
     assert "DOVETAIL_MAX_BACKLOG is 3" in refused.json()["detail"]
     batch = {"items": [{}]}
     assert api("POST", f"/workflows/{name}/batches", json=batch).status_code == 429
     assert api("POST", "/runs", json={"definition": flow(name)}).status_code == 429
-    assert len(api.get(f"/runs?workflow={name}")["items"]) > 3, "whoever reads is served"
+    assert len(api.get(f"/runs?workflow={name}")["items"]) > 3, "a caller that reads is served"
 
 
 def test_a_run_passes_through_all_three_services(
@@ -107,8 +107,8 @@ def test_a_run_passes_through_all_three_services(
 ) -> None:
     api = alone.client()
     wait_for(lambda: alive(alone) == 1, "the worker was heard of")
-    (told,) = api.get("/workers")["items"]
-    assert told["pid"] == others.pid
+    (reported,) = api.get("/workers")["items"]
+    assert reported["pid"] == others.pid
     api.register(flow(name))
     wait_for(lambda: not refusal(alone, name), "what waited was worked off")
     run_id = waiting_run(alone, f"{name}-waits")
@@ -121,7 +121,7 @@ def test_a_run_passes_through_all_three_services(
         types += [event["type"] for _, event in events]
     assert types[-1] == "run.completed"
     run = api.finished(run_id)
-    assert {n["worker"] for n in run["nodes"]} == {told["worker_id"]}
+    assert {n["worker"] for n in run["nodes"]} == {reported["worker_id"]}
 
 
 def test_a_handler_is_known_because_a_worker_announced_it(
@@ -190,7 +190,7 @@ def test_every_request_is_503_while_redis_is_down_and_works_again_afterwards(
         counted = api("GET", "//metrics")
         assert counted.status_code == 200
         assert "dovetail_runs_total{" in counted.text
-        assert "dovetail_queue_depth{" not in counted.text, "nobody can be asked"
+        assert "dovetail_queue_depth{" not in counted.text, "no service can be asked"
     finally:
         redis.start()
     (server.folder / "go").touch()
@@ -249,11 +249,11 @@ def test_a_server_that_waits_for_redis_can_be_stopped(tmp_path: Path) -> None:
     command = [SCRIPT, "serve", "--port", "0"]
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=log, stderr=log)
-    told = tmp_path / "log"
-    wait_for(lambda: "waiting for Redis" in told.read_text(), "it waits")
+    reported = tmp_path / "log"
+    wait_for(lambda: "waiting for Redis" in reported.read_text(), "it waits")
     process.send_signal(signal.SIGTERM)
     assert process.wait(SECONDS) == 0
-    assert "serves" not in told.read_text()
+    assert "serves" not in reported.read_text()
 
 
 def test_a_stopping_server_hands_its_running_nodes_to_another_server(

@@ -31,9 +31,9 @@ def test_every_curl_of_the_page_gets_the_reply_that_it_shows(
 ) -> None:
     write_files(PAGE, tmp_path)
     place = server.url.removeprefix("http://").replace("127.0.0.1", "localhost")
-    told = typed(PAGE, place, tmp_path)
-    assert len(told) >= 8
-    for command, says, printed in told:
+    reported = typed(PAGE, place, tmp_path)
+    assert len(reported) >= 8
+    for command, says, printed in reported:
         assert comparable(printed) == comparable(says), command
 
 
@@ -68,9 +68,12 @@ def test_the_openapi_document_describes_every_reply_and_error(api: Api) -> None:
             writes = method in ("post", "put")
             assert ("requestBody" in call) == writes, (method, path)
             assert ({"408", "413", "415"} <= set(call["responses"])) == writes
-            for status, told in call["responses"].items():
+            for status, reported in call["responses"].items():
                 assert (
-                    status == "default" or "$ref" in told or status[0] in "23" or "content" in told
+                    status == "default"
+                    or "$ref" in reported
+                    or status[0] in "23"
+                    or "content" in reported
                 )
     assert len(ids) == len(set(ids))
 
@@ -97,8 +100,8 @@ def test_every_endpoint_has_an_example_and_every_example_is_valid(api: Api) -> N
                 elif content is not None:
                     without.append(f"{method} {path}")
     assert without == ["get /openapi.json"]
-    for told in document["components"]["responses"].values():
-        (content,) = told["content"].values()
+    for reported in document["components"]["responses"].values():
+        (content,) = reported["content"].values()
         api.validate(content["schema"], content["example"])
 
 
@@ -117,8 +120,10 @@ def test_the_examples_of_requests_can_be_sent(api: Api) -> None:
         example = call["requestBody"]["content"]["application/json"]["example"]
         answer = api(method, path, json=example)
         assert answer.status_code in (200, 201, 202), answer.text
-        told = call["responses"][str(answer.status_code)]["content"]["application/json"]["example"]
-        assert set(answer.json()) == set(told)
+        reported = call["responses"][str(answer.status_code)]["content"]["application/json"][
+            "example"
+        ]
+        assert set(answer.json()) == set(reported)
 
 
 @pytest.mark.parametrize("text", ["/api/v1/runs/{run_id}/events", "Idempotency", "dry_run"])

@@ -40,9 +40,9 @@ def test_a_stream_has_every_event_and_ends_after_the_last(api: Api, name: str) -
     run_id = made_run(api, name)
     with stream(api, f"/runs/{run_id}/events") as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
-        told = list(frames(answer))
-    events = [event for _, event in told]
-    assert [number for number, _ in told] == [event["seq"] for event in events]
+        reported = list(frames(answer))
+    events = [event for _, event in reported]
+    assert [number for number, _ in reported] == [event["seq"] for event in events]
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
     assert events[0]["type"] == "run.created"
     assert events[-1]["type"] == "run.completed"
@@ -85,7 +85,7 @@ def test_a_client_that_drops_the_stream_again_and_again_sees_each_event_once_in_
             for number, event in frames(answer):
                 assert number == event["seq"]
                 seen.append(event)
-                file.touch()  # from here on the run goes on while nobody listens
+                file.touch()  # from here on the run goes on without a listener
                 if len(seen) % 7 == 0:
                     dropped += 1
                     break  # with events on the way that are never read

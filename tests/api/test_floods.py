@@ -1,4 +1,4 @@
-"""Who asks too much is told so, and nobody else notices: budgets by kind, shares, lines, proxies.
+"""A caller that asks too much is refused, and no other notices: budgets, shares, lines, proxies.
 
 The same with thousands of connections, and with a clock, is `./dev faults --api`.
 """
@@ -104,7 +104,7 @@ def test_no_budget_and_no_share_is_ever_exceeded_and_none_leaks(
     for place, _ in places:
         place.leave()
     assert all(budgets.held(kind) == 0 for kind in KINDS)
-    for kind in KINDS:  # and nobody is remembered
+    for kind in KINDS:  # and no caller is remembered
         assert budgets._by[kind] == {}
 
 
@@ -136,7 +136,7 @@ def test_a_refusal_names_the_exceeded_share_and_the_setting() -> None:
 
 PROXIES = (ip_network("10.0.0.0/8"), ip_network("fd00::/8"))
 FORWARDED: dict[str, tuple[str, list[tuple[str, str]], str]] = {
-    "from nobody's proxy": ("203.0.113.9", [("x-forwarded-for", "198.51.100.1")], "203.0.113.9"),
+    "from no trusted proxy": ("203.0.113.9", [("x-forwarded-for", "198.51.100.1")], "203.0.113.9"),
     "nothing forwarded": ("10.0.0.1", [], "10.0.0.1"),
     "one proxy": ("10.0.0.1", [("x-forwarded-for", "198.51.100.1")], "198.51.100.1"),
     "invented in front": (
@@ -271,7 +271,7 @@ def test_a_cancelled_waiter_leaves_the_fair_queue_consistent(
                 task.cancel()
         found = await asyncio.gather(*tasks, return_exceptions=True)
         assert done + sum(isinstance(one, asyncio.CancelledError) for one in found) >= len(pieces)
-        async with line.turn("z"):  # nobody holds it
+        async with line.turn("z"):  # no caller holds it
             pass
 
     asyncio.run(asyncio.wait_for(act(), SECONDS))
@@ -286,7 +286,7 @@ async def test_of_many_simultaneous_requests_a_few_start_in_each_turn_of_the_loo
 
     tasks = [asyncio.create_task(one("a", number)) for number in range(9)]
     tasks.append(asyncio.create_task(one("b", 0)))
-    tasks[5].cancel()  # and nobody waits for it
+    tasks[5].cancel()  # and no caller waits for it
     most = 0
     while not all(task.done() for task in tasks):
         before = len(begun)
@@ -509,7 +509,7 @@ def test_runs_are_triggered_while_other_requests_wait_for_runs(
     def waits() -> None:
         headers = {"authorization": f"Bearer {READER}"}
         status = 429
-        while status == 429:  # whoever looks whether we wait takes a place for a moment
+        while status == 429:  # a look at whether we wait takes a place for a moment
             url = f"{server.url}{path}?wait=30"
             status = httpx2.get(url, headers=headers, timeout=60, trust_env=False).status_code
 

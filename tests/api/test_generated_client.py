@@ -43,15 +43,15 @@ def ended():
 
 run = ended()
 assert run.status is RunStatus.FAILED, run
-told = events.sync(run_id, client=client)
-assert all(isinstance(event, Event) for event in told)
-assert [event.seq for event in told] == list(range(1, len(told) + 1))
-assert told[-1].type_ == "run.failed", told
+reported = events.sync(run_id, client=client)
+assert all(isinstance(event, Event) for event in reported)
+assert [event.seq for event in reported] == list(range(1, len(reported) + 1))
+assert reported[-1].type_ == "run.failed", reported
 open(allowed, "w").close()
 again = retry.sync(run_id, client=client, body=RetryRequest.from_dict({}))
 assert isinstance(again, Run) and again.epoch == 2, again
 assert ended().status is RunStatus.COMPLETED
-later = events.sync(run_id, client=client, after=told[-1].seq)
+later = events.sync(run_id, client=client, after=reported[-1].seq)
 assert later[-1].type_ == "run.completed", later
 print("done")
 """

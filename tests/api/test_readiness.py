@@ -42,16 +42,16 @@ class Asked:
 
     async def ready(self) -> tuple[int, list[str]]:
         answer = await self._client.get("/health/ready")
-        told = answer.json()
+        reported = answer.json()
         if answer.status_code == 200:
-            assert told == {"status": "ok"}
+            assert reported == {"status": "ok"}
             return 200, []
         assert answer.headers["content-type"] == "application/problem+json"
         assert int(answer.headers["retry-after"]) > 0
-        assert told["detail"] == ", ".join(told["reasons"])
+        assert reported["detail"] == ", ".join(reported["reasons"])
         assert "127.0.0.1" not in answer.text
-        assert "/" not in told["detail"]
-        return answer.status_code, told["reasons"]
+        assert "/" not in reported["detail"]
+        return answer.status_code, reported["reasons"]
 
     async def trigger(self) -> int:
         return (await self._client.post("/api/v1/workflows/f/runs")).status_code
@@ -68,9 +68,9 @@ class Asked:
 
 @asynccontextmanager
 async def asking(**settings: Any) -> AsyncIterator[Asked]:
-    told = Settings(**settings)
-    async with commanding(told) as commands, watching(told, []) as workers:
-        app = create_app(ApiService(commands, workers, told), "1")
+    reported = Settings(**settings)
+    async with commanding(reported) as commands, watching(reported, []) as workers:
+        app = create_app(ApiService(commands, workers, reported), "1")
         transport = httpx2.ASGITransport(app=app)
         async with httpx2.AsyncClient(
             transport=transport, base_url="http://localhost", timeout=SECONDS

@@ -209,8 +209,8 @@ def test_the_explain_endpoint_says_why_a_node_waits(api: Api, server: Server, na
     api.register(flow(name, waits, node("b", "output", "a")))
     run_id = api.post(f"/workflows/{name}/runs")["run_id"]
     wait_for((server.folder / f"{name}.started").exists, "the node started")
-    told = api.get(f"/runs/{run_id}/explain")
-    assert [(n["id"], n["code"]) for n in told["nodes"]] == [
+    reported = api.get(f"/runs/{run_id}/explain")
+    assert [(n["id"], n["code"]) for n in reported["nodes"]] == [
         ("a", "running"),
         ("b", "waiting_for_parents"),
     ]
@@ -241,7 +241,7 @@ def test_every_kind_of_wait_is_explained_in_words_and_as_data(
     )
     run_id = api.post(f"/workflows/{name}/runs")["run_id"]
 
-    def told() -> dict[str, Any]:
+    def reported() -> dict[str, Any]:
         return {one["id"]: one for one in api.get(f"/runs/{run_id}/explain")["nodes"]}
 
     expected = {
@@ -252,8 +252,8 @@ def test_every_kind_of_wait_is_explained_in_words_and_as_data(
         "held": "max_concurrency",
         "after": "waiting_for_parents",
     }
-    wait_for(lambda: {k: v["code"] for k, v in told().items()} == expected, "all wait")
-    found = told()
+    wait_for(lambda: {k: v["code"] for k, v in reported().items()} == expected, "all wait")
+    found = reported()
     assert found["parked"]["why"].startswith(f"rate limit '{tag}': starts in about ")
     assert found["parked"]["details"]["resource_tag"] == tag
     assert 0 < found["parked"]["details"]["seconds"] <= 100

@@ -17,6 +17,6 @@ def test_the_server_behaves_as_its_openapi_document_says(server: Server, tmp_pat
     outcome = run_cases(
         server.url, tmp_path, seed=SEED, examples=3, phases="examples,fuzzing", seconds=240
     )
-    assert outcome.passed, outcome.told
+    assert outcome.passed, outcome.reported
     assert outcome.cases >= 80
     assert "Traceback" not in server.log.read_text()

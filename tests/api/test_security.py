@@ -1,4 +1,4 @@
-"""Who may ask: names, origins and tokens; and that nobody listens to the world by accident."""
+"""Who may ask: names, origins and tokens; and that no server listens to the world by accident."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_no_reply_allows_another_site_to_read_it(guarded: Server) -> None:
 
 
 def test_every_reply_has_the_security_headers(guarded: Server, name: str) -> None:
-    full, nobody = guarded.client(**bearer("full-token")), guarded.client()
+    full, anonymous = guarded.client(**bearer("full-token")), guarded.client()
     full.register(flow(name))
     run_id = full.post(f"/workflows/{name}/runs")["run_id"]
     full.finished(run_id)
@@ -209,9 +209,9 @@ def test_every_reply_has_the_security_headers(guarded: Server, name: str) -> Non
         full("POST", "/workflows", content=b"{}", headers={"content-type": "text/plain"}),
         full("POST", "/workflows", json={}),
         full("GET", "/runs?limit=x"),
-        nobody("GET", "/runs"),
-        nobody("GET", "//health/live"),
-        nobody("GET", "/runs", headers={"host": "evil"}),
+        anonymous("GET", "/runs"),
+        anonymous("GET", "//health/live"),
+        anonymous("GET", "/runs", headers={"host": "evil"}),
     ]
     assert {answer.status_code for answer in answers} >= {200, 401, 403, 404, 405, 415, 422}
     for answer in answers:

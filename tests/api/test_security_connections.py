@@ -107,7 +107,7 @@ def exchange(url: str, data: bytes, answers: int = 1) -> bytes:
     address = urlsplit(url)
     with socket.create_connection((address.hostname, address.port), timeout=SECONDS) as client:
         found = b""
-        with suppress(ConnectionError):  # closed with bytes of ours that nobody read
+        with suppress(ConnectionError):  # closed with bytes of ours that were not read
             client.sendall(data)
         with suppress(ConnectionError):
             while not has(found, answers) and (piece := client.recv(65536)):
@@ -179,7 +179,7 @@ def test_a_body_shorter_than_its_content_length_is_refused(guarded: Server) -> N
 
 
 def test_bytes_after_a_body_are_a_request_of_their_own(guarded: Server) -> None:
-    """Whoever sends two in one must be allowed both."""
+    """A caller that sends two in one must be allowed both."""
     body = b"Content-Length: 2\r\n\r\n{}"
     inner = b"GET /api/v1/runs HTTP/1.1\r\n" + HOST + END
     answers = exchange(guarded.url, VALIDATE + JSON + body + inner, 2)

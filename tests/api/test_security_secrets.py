@@ -100,7 +100,7 @@ async def tells(config, ctx):
         raise RuntimeError(f"nobody asked for {secret}")
     asyncio.get_running_loop().create_task(forgotten())
     await asyncio.sleep(0.01)
-    return "told"
+    return "reported"
 
 @handler(secrets=True)
 async def raises(config, ctx):
@@ -131,7 +131,7 @@ AUTHORIZATION = {"Authorization": "Bearer {{ secrets.CANARY }}", "X": "{{ secret
 NODES = [
     node("returned", "returns", config={}),
     node("again", "output", "returned", config={"all": "{{ returned }}"}),
-    node("told", "tells", config={}),
+    node("reported", "tells", config={}),
     node("keyed", "keyed", config={}),
     node("pried", "pries", config={}),
     node("rendered", "echoes", config={"k": "{{ secrets.CANARY }}", "t": "<{{ secrets.CANARY }}>"}),
@@ -294,7 +294,7 @@ def everything_shown(api: Api, definition: dict[str, Any], setup: str) -> bytes:
     first = api.post(f"/workflows/{name}/runs")["run_id"]
     run = api.finished(first)
     states = {one["id"]: one["status"] for one in run["nodes"]}
-    assert states["returned"] == states["told"] == states["rendered"] == "COMPLETED"
+    assert states["returned"] == states["reported"] == states["rendered"] == "COMPLETED"
     assert states["called"] == states["raised_long"] == states["keyed"] == "FAILED"
     errors = {one["id"]: one["error"] for one in run["nodes"] if one["error"]}
     assert errors["keyed"]["type"] == "secret_in_key"
@@ -354,7 +354,7 @@ def refused_by_the_worker(
 
 
 def poison(url: str, api: Api) -> None:
-    """Somebody else's message that has the secret in it, and is none of ours."""
+    """A message of another program that has the secret in it."""
     with redis.Redis.from_url(url) as client:
         client.xadd("tasks:returns", {"run_id": "x", "config": "y" * 1990 + CANARY, CANARY: "z"})
         client.xadd("wf:stream:results", {"output": CANARY, "token": CANARY})
@@ -362,7 +362,7 @@ def poison(url: str, api: Api) -> None:
 
 
 def check_lines(text: str, form: str) -> None:
-    """A record is a line; what is below it is marked; and nobody forged one."""
+    """A record is a line; what is below it is marked; and none is forged."""
     for line in text.splitlines():
         assert line.isprintable(), line
         assert not line.startswith("ERROR forged"), line

@@ -1,4 +1,4 @@
-"""Clients that ask and do not read: they are dropped, and everybody else is served meanwhile."""
+"""Clients that ask and do not read: they are dropped, and other clients are served meanwhile."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def served(sending: Sending) -> AsyncIterator[int]:
 
 
 async def asked(port: int, path: str) -> socket.socket:
-    """A connection that has asked, and will read only if somebody does it."""
+    """A connection that has asked, and reads only when the test does it."""
     made = socket.socket()
     made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL)
     made.setblocking(False)
@@ -79,12 +79,12 @@ async def answered(port: int) -> float:
 
 
 async def until_dropped(caplog: pytest.LogCaptureFixture, count: int) -> list[str]:
-    def told() -> list[str]:
+    def reported() -> list[str]:
         return [one.getMessage() for one in caplog.records if "was dropped" in one.getMessage()]
 
-    while len(told()) < count:
+    while len(reported()) < count:
         await asyncio.sleep(0.02)
-    return told()
+    return reported()
 
 
 async def is_cut(made: socket.socket) -> bool:
@@ -105,9 +105,9 @@ async def test_a_client_that_does_not_read_is_dropped_and_other_clients_are_serv
     async with served(sending) as port:
         deaf = [await asked(port, path) for _ in range(8)]
         assert await answered(port) < 1
-        told = await until_dropped(caplog, 8)
+        reported = await until_dropped(caplog, 8)
         assert sending.unsent == 0
-        for one in told:
+        for one in reported:
             assert one.startswith(f"the client at 127.0.0.1 was dropped after {path}: ")
             assert "it read nothing for 0.3 s" in one
         for made in deaf:
@@ -146,9 +146,11 @@ async def test_unsent_bytes_of_all_clients_are_bounded_and_the_longest_waiting_c
             while sending.unsent < 900_000 * min(nth + 1, 2):
                 await asyncio.sleep(0.01)
             assert sending.unsent <= 3_000_000
-        told = await until_dropped(caplog, 3)
-        assert [f"/100000{nth}" in one for nth, one in enumerate(told)] == [True] * len(told)
-        assert "wait for clients that do not read" in told[0]
+        reported = await until_dropped(caplog, 3)
+        assert [f"/100000{nth}" in one for nth, one in enumerate(reported)] == [True] * len(
+            reported
+        )
+        assert "wait for clients that do not read" in reported[0]
         assert await answered(port) < 1
         for made in deaf:
             made.close()

@@ -140,8 +140,8 @@ class Shell:
         given = stdin.encode() if isinstance(stdin, str) else stdin
         # What an interpreter reads when it starts, one that has started does not.
         call = cold if any(name.startswith("PYTHON") for name in env) else warm()
-        code, *told = call(list(args), self.directory, environment(**env), given, SECONDS)
-        out, err = (text.decode(errors="replace") for text in told)
+        code, *reported = call(list(args), self.directory, environment(**env), given, SECONDS)
+        out, err = (text.decode(errors="replace") for text in reported)
         assert "Traceback" not in out + err
         return Outcome(code, out, err)
 
@@ -202,9 +202,9 @@ def command(
         monkeypatch.setattr(sys, "argv", ["dovetail", *args])
         with pytest.raises(SystemExit) as leaving:
             main()
-        told = capfd.readouterr()
-        assert "Traceback" not in told.out + told.err
+        reported = capfd.readouterr()
+        assert "Traceback" not in reported.out + reported.err
         assert isinstance(leaving.value.code, int)
-        return Outcome(leaving.value.code, told.out, told.err)
+        return Outcome(leaving.value.code, reported.out, reported.err)
 
     return call

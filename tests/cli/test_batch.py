@@ -161,11 +161,11 @@ def test_one_bad_line_creates_no_runs(desk: Shell) -> None:
     done = desk(*BATCH)
     assert done.code == 2
     assert done.out == ""
-    told = done.err.splitlines()
-    assert told[0] == "items.jsonl:3: params.n: must be a whole number, not 'x'"
-    assert told[1].startswith("items.jsonl:4: an item is an object")
-    assert told[2].startswith("items.jsonl:5: not valid JSON: ")
-    assert told[3] == "items.jsonl: 3 lines of 4 cannot be run; nothing was made"
+    reported = done.err.splitlines()
+    assert reported[0] == "items.jsonl:3: params.n: must be a whole number, not 'x'"
+    assert reported[1].startswith("items.jsonl:4: an item is an object")
+    assert reported[2].startswith("items.jsonl:5: not valid JSON: ")
+    assert reported[3] == "items.jsonl: 3 lines of 4 cannot be run; nothing was made"
     assert not (desk.directory / ".dovetail").exists()
 
 
@@ -191,7 +191,7 @@ def test_a_killed_batch_continues_where_it_stopped(desk: Shell) -> None:
     """Some have ended, some run, most are not made yet; all end once."""
     write_items(desk, *range(1, 61), *range(1000, 1060), *range(200, 213))
     process = desk.start(*BATCH, DOVETAIL_CONCURRENCY="8")
-    # Eight slots, all taken by those that wait: nothing moves any more.
+    # Eight slots, all taken by waiting runs: nothing moves any more.
     desk.wait_for(
         lambda: sum(int(n) >= 1000 for n, _, _ in numbers(desk)) == 8, "eight never ran at once"
     )
@@ -327,7 +327,7 @@ def test_a_surviving_process_takes_over_the_runs_of_a_killed_one(desk: Shell) ->
     two.stdout.readline()
     one.kill()
     one.communicate()
-    desk.wait_for(lambda: len(numbers(desk)) == 8, "nobody took over")
+    desk.wait_for(lambda: len(numbers(desk)) == 8, "no process took over")
     desk.write("go", "")
     assert ended(two).code == 0
     assert {attempt for _, _, attempt in numbers(desk)} == {"1.1", "1.2"}
@@ -352,23 +352,23 @@ def test_batches_are_listed_and_are_shown_by_id_prefix(shell: Shell) -> None:
     assert shell("batches", "list").out.startswith("no batch here yet")
     shell.write("flow.yaml", "name: flow\nnodes: [{id: start, handler: input}]\n")
     shell.write("items.jsonl", '{"n": 1}\n{"n": 2}\n')
-    told = json.loads(shell("batch", "flow.yaml", "--items", "items.jsonl", "--json").out)
-    assert [(run["index"], run["result"], run["error"]) for run in told["runs"]] == [
+    reported = json.loads(shell("batch", "flow.yaml", "--items", "items.jsonl", "--json").out)
+    assert [(run["index"], run["result"], run["error"]) for run in reported["runs"]] == [
         (0, {"start": {"n": 1}}, None),
         (1, {"start": {"n": 2}}, None),
     ]
-    short = told["batch_id"][:6]
+    short = reported["batch_id"][:6]
     listed = shell("batches", "list").out.splitlines()
     assert listed[1].split()[:3] == [short, "COMPLETED", "flow"]
     assert listed[1].endswith("2: 2 completed")
     page = json.loads(shell("batches", "list", "--json").out)
-    assert [batch["batch_id"] for batch in page["items"]] == [told["batch_id"]]
+    assert [batch["batch_id"] for batch in page["items"]] == [reported["batch_id"]]
     for beginning in ([short], []):
         shown = shell("batches", "show", *beginning).out.splitlines()
         assert shown[0] == f"COMPLETED batch {short} of flow, 2 runs"
-        assert shown[3].split() == ["0", told["runs"][0]["run_id"][:6], "COMPLETED"]
+        assert shown[3].split() == ["0", reported["runs"][0]["run_id"][:6], "COMPLETED"]
     found = json.loads(shell("batches", "show", short, "--json").out)
-    assert found["batch_id"] == told["batch_id"]
+    assert found["batch_id"] == reported["batch_id"]
     assert len(json.loads(shell("runs", "list", "--batch", short, "--json").out)["items"]) == 2
     refused = shell("batches", "show", "nobody")
     assert (refused.code, "no batch 'nobody'" in refused.err) == (1, True)

@@ -151,16 +151,16 @@ def test_a_board_from_a_snapshot_equals_a_board_from_every_event() -> None:
     walk.lose("runs")
     walk.start("runs")
     walk.recall("cached", 1)
-    told = Board.before(run_view(walk.state)["nodes"])
+    reported = Board.before(run_view(walk.state)["nodes"])
     for said in walk.log:
-        told.apply(event_view(said))
+        reported.apply(event_view(said))
     now = Board.now(run_snapshot(walk.state))
-    assert now.status is told.status
-    assert +now.counts == +told.counts
-    for one, other in zip(now.rows, told.rows, strict=True):
+    assert now.status is reported.status
+    assert +now.counts == +reported.counts
+    for one, other in zip(now.rows, reported.rows, strict=True):
         assert bare(row_line(one, 6, walk.now)) == bare(row_line(other, 6, walk.now))
     for group in ("running", "failed", "delayed"):
-        assert set(getattr(now, group)) == set(getattr(told, group))
+        assert set(getattr(now, group)) == set(getattr(reported, group))
 
 
 def test_the_plain_view_reports_a_retry_and_the_nodes_completed_before(

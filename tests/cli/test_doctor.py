@@ -84,18 +84,18 @@ def test_weak_or_unrestricted_secrets_give_warnings(shell: Shell) -> None:
     }
     done = shell("doctor", "--json", **env)
     assert done.code == 0
-    told = [one for one in json.loads(done.out) if one["check"] == "secret"]
-    key, orphan = [one["message"] for one in told]
+    reported = [one for one in json.loads(done.out) if one["check"] == "secret"]
+    key, orphan = [one["message"] for one in reported]
     assert key.startswith("DOVETAIL_LLM_API_KEY: it has fewer than 8 characters")
     assert orphan.startswith("DOVETAIL_SECRET_NONE_HOSTS binds the secret NONE to hosts")
     done = shell("doctor", "--json", **env, DOVETAIL_TOKENS="changeme,a-long-random-token:read")
-    told = [one for one in json.loads(done.out) if one["check"] == "secret"]
-    messages = [one["message"] for one in told]
+    reported = [one for one in json.loads(done.out) if one["check"] == "secret"]
+    messages = [one["message"] for one in reported]
     assert messages[1].startswith("token 1 of DOVETAIL_TOKENS: it is a common word")
     assert messages[3:] == ["every caller who may run workflows can send secret FREE to any host"]
-    assert "DOVETAIL_SECRET_FREE_HOSTS=" in told[3]["fix"]
+    assert "DOVETAIL_SECRET_FREE_HOSTS=" in reported[3]["fix"]
     assert "random" not in done.out.replace("choose a random one", "")
-    assert all(one["ok"] for one in told)
+    assert all(one["ok"] for one in reported)
 
 
 def test_handlers_that_do_not_load_are_reported(command: Command) -> None:
@@ -208,9 +208,9 @@ def test_an_unusable_file_is_reported_in_one_line_by_every_command(
         ran = shell(*args)
         assert (ran.code, ran.out) == (1, ""), args
         assert said in ran.err
-    told = findings(command("doctor", "--json"))
-    assert said in str(told["file"]["message"])
-    assert told["file"]["fix"]
+    reported = findings(command("doctor", "--json"))
+    assert said in str(reported["file"]["message"])
+    assert reported["file"]["fix"]
 
 
 def test_a_folder_that_cannot_be_created_is_an_error(shell: Shell) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from dovetail.cli.text import bare
 from dovetail.documents import PIPELINE
-from dovetail.documents.commands.document_runs import DocumentCounts, trouble_of
+from dovetail.documents.commands.process import DocumentCounts, trouble_of
 from dovetail.documents.metrics import begin
 from dovetail.documents.reviews import open_reviews
 
@@ -42,7 +42,7 @@ def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOVETAIL_DOCUMENTS_ROOTS", "/")
 
 
-class Desk:
+class DocumentsFolder:
     """A folder of documents, and what was made of it."""
 
     def __init__(self, shell: Shell) -> None:
@@ -76,12 +76,12 @@ class Desk:
 
 
 @pytest.fixture
-def desk(shell: Shell) -> Desk:
-    return Desk(shell)
+def desk(shell: Shell) -> DocumentsFolder:
+    return DocumentsFolder(shell)
 
 
 @pytest.fixture
-def llm(llm: LlmStub, desk: Desk) -> LlmStub:
+def llm(llm: LlmStub, desk: DocumentsFolder) -> LlmStub:
     """The model's endpoint, to be asked as often as one likes."""
     desk.shell.write("dovetail.toml", NO_LIMIT)
     return llm
@@ -92,7 +92,9 @@ def last(done: Outcome) -> str:
     return next(line for line in done.out.splitlines() if re.match("[A-Z]{6,} [0-9]", line))
 
 
-def test_process_prints_the_extracted_fields_and_the_output_paths(desk: Desk, llm: LlmStub) -> None:
+def test_process_prints_the_extracted_fields_and_the_output_paths(
+    desk: DocumentsFolder, llm: LlmStub
+) -> None:
     desk.write("acme.txt", "birch.txt")
     desk.write("notes.md", "photo.png")
     done = desk(**llm.environment, PATH="/nowhere")
@@ -118,7 +120,7 @@ def test_process_prints_the_extracted_fields_and_the_output_paths(desk: Desk, ll
         assert desk.shell(*typed.split()[1:]).code == 0, typed
 
 
-def test_a_warning_is_printed_by_process_and_with_the_review(desk: Desk) -> None:
+def test_a_warning_is_printed_by_process_and_with_the_review(desk: DocumentsFolder) -> None:
     desk.write("acme.txt", "birch.html")
     done = desk()
     assert done.code == 0, done.err
@@ -129,7 +131,9 @@ def test_a_warning_is_printed_by_process_and_with_the_review(desk: Desk) -> None
     assert "  ! " not in desk.shell("documents", "reviews", "show", "acme", "--out", "out").out
 
 
-def test_repeating_the_command_runs_nothing_and_changes_no_byte(desk: Desk, llm: LlmStub) -> None:
+def test_repeating_the_command_runs_nothing_and_changes_no_byte(
+    desk: DocumentsFolder, llm: LlmStub
+) -> None:
     desk.write("acme.txt", "birch.txt")
     assert desk(**llm.environment).code == 0
     before, runs, asked = desk.files(), desk.runs(), len(llm.calls())
@@ -141,7 +145,9 @@ def test_repeating_the_command_runs_nothing_and_changes_no_byte(desk: Desk, llm:
     assert asked == 2
 
 
-def test_the_same_content_under_two_names_is_extracted_once(desk: Desk, llm: LlmStub) -> None:
+def test_the_same_content_under_two_names_is_extracted_once(
+    desk: DocumentsFolder, llm: LlmStub
+) -> None:
     desk.write("acme.txt", "copy.txt", text=INVOICE.replace("{vendor}", "Acme"))
     llm.behave(delay=0.2, faults=[])
     states = desk.states(**llm.environment)
@@ -150,7 +156,9 @@ def test_the_same_content_under_two_names_is_extracted_once(desk: Desk, llm: Llm
     assert len(desk.files()) >= 4
 
 
-def test_changed_content_is_extracted_again_as_the_same_document(desk: Desk, llm: LlmStub) -> None:
+def test_changed_content_is_extracted_again_as_the_same_document(
+    desk: DocumentsFolder, llm: LlmStub
+) -> None:
     desk.write("acme.txt", "birch.txt")
     (first, _) = desk.data(**llm.environment)["documents"]
     desk.write("acme.txt", text=INVOICE.replace("20.00 EUR", "75.50 EUR"))
@@ -161,7 +169,9 @@ def test_changed_content_is_extracted_again_as_the_same_document(desk: Desk, llm
     assert len(desk.files()) == len({name.partition("/")[2] for name in desk.files()})
 
 
-def test_deleted_results_are_written_again_without_an_llm_call(desk: Desk, llm: LlmStub) -> None:
+def test_deleted_results_are_written_again_without_an_llm_call(
+    desk: DocumentsFolder, llm: LlmStub
+) -> None:
     desk.write("acme.txt")
     desk(**llm.environment)
     before = desk.files()
@@ -172,7 +182,9 @@ def test_deleted_results_are_written_again_without_an_llm_call(desk: Desk, llm: 
     assert len(llm.calls()) == 1
 
 
-def test_a_failed_document_fails_alone_and_is_retried_by_the_same_command(desk: Desk) -> None:
+def test_a_failed_document_fails_alone_and_is_retried_by_the_same_command(
+    desk: DocumentsFolder,
+) -> None:
     desk.write("acme.txt")
     desk.write("empty.txt", text="")
     done = desk()
@@ -188,7 +200,9 @@ def test_a_failed_document_fails_alone_and_is_retried_by_the_same_command(desk: 
     assert desk.states() == {"acme.txt": "cached", "empty.txt": "completed"}
 
 
-def test_a_failed_llm_call_is_repeated_by_the_same_command(desk: Desk, llm: LlmStub) -> None:
+def test_a_failed_llm_call_is_repeated_by_the_same_command(
+    desk: DocumentsFolder, llm: LlmStub
+) -> None:
     """And what was extracted before a disk was full is not extracted again."""
     desk.write("acme.txt", "birch.txt")
     desk.out.mkdir()
@@ -201,7 +215,7 @@ def test_a_failed_llm_call_is_repeated_by_the_same_command(desk: Desk, llm: LlmS
     assert len(llm.calls()) == 2
 
 
-def test_an_undecodable_file_name_fails_alone(desk: Desk) -> None:
+def test_an_undecodable_file_name_fails_alone(desk: DocumentsFolder) -> None:
     desk.write("acme.txt")
     bad = os.fsencode(desk.shell.directory / "in") + b"/caf\xe9.txt"
     Path(os.fsdecode(bad)).write_text("Invoice")
@@ -212,17 +226,17 @@ def test_an_undecodable_file_name_fails_alone(desk: Desk) -> None:
     assert r"✗ caf\udce9.txt  bad_name: the path is not UTF-8; rename it" in desk().out
 
 
-def test_the_json_output_is_one_document_with_every_file(desk: Desk) -> None:
+def test_the_json_output_is_one_document_with_every_file(desk: DocumentsFolder) -> None:
     desk.write("acme.txt")
     desk.write("empty.txt", text="")
     done = desk("--json")
     assert (done.code, done.err) == (1, "")
-    told = json.loads(done.out)
-    assert told["workflow"] == "document_processing"
-    assert told["out"] == str(desk.out)
-    assert told["counts"] == {"completed": 1, "cached": 0, "failed": 1, "cancelled": 0}
-    assert (told["count"], told["left"]) == (2, 0)
-    acme, empty = told["documents"]
+    reported = json.loads(done.out)
+    assert reported["workflow"] == "document_processing"
+    assert reported["out"] == str(desk.out)
+    assert reported["counts"] == {"completed": 1, "cached": 0, "failed": 1, "cancelled": 0}
+    assert (reported["count"], reported["left"]) == (2, 0)
+    acme, empty = reported["documents"]
     assert (acme["state"], acme["review"], acme["error"]) == ("completed", "pending", None)
     assert Path(acme["json_path"]).is_file()
     assert Path(acme["parquet_path"]).is_file()
@@ -240,7 +254,7 @@ def test_the_json_output_is_one_document_with_every_file(desk: Desk) -> None:
     ],
 )
 def test_nothing_to_process_is_reported_before_anything_is_created(
-    desk: Desk, path: str, said: str
+    desk: DocumentsFolder, path: str, said: str
 ) -> None:
     desk.write("notes.md")
     done = desk.shell("documents", "process", path, "--out", "out")
@@ -258,7 +272,7 @@ def test_nothing_to_process_is_reported_before_anything_is_created(
     ],
 )
 def test_an_invalid_setting_is_reported_before_anything_is_created(
-    desk: Desk, name: str, value: str, said: str
+    desk: DocumentsFolder, name: str, value: str, said: str
 ) -> None:
     desk.write("acme.txt")
     done = desk(**{name: value})
@@ -267,7 +281,7 @@ def test_an_invalid_setting_is_reported_before_anything_is_created(
     assert not desk.out.exists()
 
 
-def test_many_documents_are_listed_up_to_one_screen(desk: Desk) -> None:
+def test_many_documents_are_listed_up_to_one_screen(desk: DocumentsFolder) -> None:
     desk.write(*(f"good-{n:02}.txt" for n in range(27)), text="Invoice {vendor}\n")
     desk.write(*(f"bad-{n:02}.txt" for n in range(22)), text="")
     lines = desk("--concurrency", "2").out.splitlines()
@@ -277,11 +291,11 @@ def test_many_documents_are_listed_up_to_one_screen(desk: Desk) -> None:
     (more,) = [line for line in lines if line.startswith("and 2 more failed:  ")]
     listed = desk.shell(*more.partition("dovetail ")[2].split())
     assert listed.out.count("FAILED") == 20, "a page of them"
-    told = [desk.shell("runs", "events", run["run_id"]).out for run in desk.runs()[:2]]
-    assert "node.parked" not in "".join(told), "rules make no call, so they wait for no limit"
+    reported = [desk.shell("runs", "events", run["run_id"]).out for run in desk.runs()[:2]]
+    assert "node.parked" not in "".join(reported), "rules make no call, so they wait for no limit"
 
 
-def test_without_out_the_results_go_to_the_folder_of_the_setting(desk: Desk) -> None:
+def test_without_out_the_results_go_to_the_folder_of_the_setting(desk: DocumentsFolder) -> None:
     desk.write("acme.txt")
     done = desk.shell("documents", "process", "in/acme.txt", DOVETAIL_DOCUMENTS_OUT="there")
     assert done.code == 0
@@ -291,7 +305,7 @@ def test_without_out_the_results_go_to_the_folder_of_the_setting(desk: Desk) -> 
 
 
 def test_routed_documents_pass_the_conditions_even_if_they_were_processed_before(
-    desk: Desk, llm: LlmStub
+    desk: DocumentsFolder, llm: LlmStub
 ) -> None:
     desk.write("acme.txt")
     desk.write("unsure.txt", text="Letter\n")
@@ -314,7 +328,7 @@ def test_routed_documents_pass_the_conditions_even_if_they_were_processed_before
 # ── stopped, and started again ───────────────────────────────────────────────────────────
 
 
-def started(desk: Desk, llm: LlmStub, *more: str, **env: str) -> subprocess.Popen[bytes]:
+def started(desk: DocumentsFolder, llm: LlmStub, *more: str, **env: str) -> subprocess.Popen[bytes]:
     """With two documents asked about, and no answer yet."""
     desk.write(*(f"doc-{n}.txt" for n in range(4)))
     llm.behave(faults=[Fault("hangs", where="Doc-2"), Fault("hangs", where="Doc-3")])
@@ -334,7 +348,7 @@ def ended(process: subprocess.Popen[bytes]) -> Outcome:
 
 
 def test_ctrl_c_cancels_the_running_documents_and_the_same_command_continues(
-    desk: Desk, llm: LlmStub
+    desk: DocumentsFolder, llm: LlmStub
 ) -> None:
     process = started(desk, llm)
     process.send_signal(signal.SIGINT)
@@ -350,14 +364,14 @@ def test_ctrl_c_cancels_the_running_documents_and_the_same_command_continues(
 
 
 def test_sigterm_hands_the_documents_back_and_the_same_command_continues(
-    desk: Desk, llm: LlmStub
+    desk: DocumentsFolder, llm: LlmStub
 ) -> None:
     process = started(desk, llm, "--json", DOVETAIL_DRAIN_SECONDS="0.2")
     process.send_signal(signal.SIGTERM)
     done = ended(process)
     assert done.code == 0
-    told = json.loads(done.out)
-    assert (told["counts"]["completed"], told["left"]) == (2, 2)
+    reported = json.loads(done.out)
+    assert (reported["counts"]["completed"], reported["left"]) == (2, 2)
     assert done.err == "handed back; go on with:  dovetail documents process in --out out --json\n"
     llm.behave(faults=[])
     assert sorted(desk.states(**llm.environment).values()) == [
@@ -366,7 +380,9 @@ def test_sigterm_hands_the_documents_back_and_the_same_command_continues(
     assert len(desk.runs()) == 4
 
 
-def test_the_documents_of_a_killed_process_are_taken_over(desk: Desk, llm: LlmStub) -> None:
+def test_the_documents_of_a_killed_process_are_taken_over(
+    desk: DocumentsFolder, llm: LlmStub
+) -> None:
     process = started(desk, llm, DOVETAIL_LEASE_SECONDS="1")
     process.kill()
     process.communicate()
@@ -377,12 +393,12 @@ def test_the_documents_of_a_killed_process_are_taken_over(desk: Desk, llm: LlmSt
     assert desk.shell("runs", "verify", "--all").code == 0
 
 
-def test_two_processes_share_one_folder(desk: Desk, llm: LlmStub) -> None:
+def test_two_processes_share_one_folder(desk: DocumentsFolder, llm: LlmStub) -> None:
     desk.write(*(f"doc-{n}.txt" for n in range(8)))
     llm.behave(delay=0.5, faults=[])
     both = [desk.shell.start(*PROCESS, "--json", **llm.environment) for _ in range(2)]
-    told = [json.loads(ended(process).out) for process in both]
-    for one in told:
+    reported = [json.loads(ended(process).out) for process in both]
+    for one in reported:
         assert one["counts"]["completed"] + one["counts"]["cached"] == 8
     assert len(llm.calls()) == len(desk.runs()) == len(open_reviews(desk.out).list()) == 8
 
@@ -390,7 +406,9 @@ def test_two_processes_share_one_folder(desk: Desk, llm: LlmStub) -> None:
 # ── elsewhere ────────────────────────────────────────────────────────────────────────────
 
 
-def serving(desk: Desk, *args: str, until: str, **env: str) -> tuple[subprocess.Popen[bytes], str]:
+def serving(
+    desk: DocumentsFolder, *args: str, until: str, **env: str
+) -> tuple[subprocess.Popen[bytes], str]:
     """A service at work in the folder of the desk, and the line in which it said so."""
     log = desk.shell.directory / f"{args[0]}.log"
     with log.open("wb") as stream:
@@ -409,7 +427,7 @@ def serving(desk: Desk, *args: str, until: str, **env: str) -> tuple[subprocess.
 
 
 def test_on_redis_workers_process_documents_and_a_missing_worker_is_reported(
-    desk: Desk, redis_url: str
+    desk: DocumentsFolder, redis_url: str
 ) -> None:
     env = {"DOVETAIL_REDIS_URL": redis_url}
     desk.write("acme.txt", "birch.txt", text="Invoice {vendor}\n")
@@ -437,7 +455,7 @@ def test_on_redis_workers_process_documents_and_a_missing_worker_is_reported(
     assert len(open_reviews(desk.out).list()) == 2
 
 
-def test_with_postgresql_reviews_are_stored(desk: Desk, postgres_url: str) -> None:
+def test_with_postgresql_reviews_are_stored(desk: DocumentsFolder, postgres_url: str) -> None:
     env = {"DOVETAIL_DATABASE_URL": postgres_url}
     desk.write("acme.txt")
     assert desk.states(**env) == {"acme.txt": "completed"}
@@ -445,11 +463,11 @@ def test_with_postgresql_reviews_are_stored(desk: Desk, postgres_url: str) -> No
     assert not (desk.out / "reviews.db").exists()
     listed = desk.shell("documents", "reviews", "list", "--out", "out", **env)
     assert "acme-" in listed.out
-    told = desk.shell("documents", "stats", "--out", "out", "--json", **env)
-    assert json.loads(told.out)["completed"] == 1
+    reported = desk.shell("documents", "stats", "--out", "out", "--json", **env)
+    assert json.loads(reported.out)["completed"] == 1
 
 
-def test_a_server_gives_the_same_results(desk: Desk) -> None:
+def test_a_server_gives_the_same_results(desk: DocumentsFolder) -> None:
     desk.write("acme.txt", "birch.txt", text="Invoice {vendor}\n")
     served = ("serve", "--port", "0")
     process, said = serving(desk, *served, until="serves http")
@@ -468,7 +486,9 @@ def test_a_server_gives_the_same_results(desk: Desk) -> None:
 # ── what is shown meanwhile ──────────────────────────────────────────────────────────────
 
 
-def test_on_a_terminal_a_progress_bar_shows_the_current_files(desk: Desk, llm: LlmStub) -> None:
+def test_on_a_terminal_a_progress_bar_shows_the_current_files(
+    desk: DocumentsFolder, llm: LlmStub
+) -> None:
     desk.shell.write("dovetail.toml", "[rate_limits]\ngemini_api = {rate_per_second = 10}\n")
     desk.write(*(f"doc-{n:02}.txt" for n in range(30)))
     done = watch(desk.shell, *PROCESS, columns=120, rows=40, type_at="s left", **llm.environment)
@@ -540,7 +560,9 @@ def test_the_log_says_why_the_longest_waiting_document_waits() -> None:
     assert trouble_of({"nodes": [{**nodes[0], "status": "FAILED"}, nodes[1]]}) == ""
 
 
-def test_a_path_named_on_the_command_line_may_be_anywhere(desk: Desk, tmp_path: Path) -> None:
+def test_a_path_named_on_the_command_line_may_be_anywhere(
+    desk: DocumentsFolder, tmp_path: Path
+) -> None:
     """And nothing else: not what a link in a named folder leads to."""
     desk.write("a.txt")
     there = tmp_path / "elsewhere"
@@ -573,7 +595,7 @@ def test_a_path_named_on_the_command_line_may_be_anywhere(desk: Desk, tmp_path: 
     assert {path.stat().st_mode & 0o777 for path in kept if path.is_dir()} == {0o700}
 
 
-def test_a_command_line_path_does_not_widen_the_configured_roots(desk: Desk) -> None:
+def test_a_command_line_path_does_not_widen_the_configured_roots(desk: DocumentsFolder) -> None:
     desk.write("a.txt")
     done = desk(DOVETAIL_DOCUMENTS_ROOTS=str(desk.shell.directory / "in"))
     assert done.code != 0
@@ -585,16 +607,18 @@ def test_a_command_line_path_does_not_widen_the_configured_roots(desk: Desk) -> 
 # ── what is counted ──────────────────────────────────────────────────────────────────────
 
 
-def figures(desk: Desk) -> dict[str, Any]:
+def figures(desk: DocumentsFolder) -> dict[str, Any]:
     return dict(json.loads(desk.shell("documents", "stats", "--out", "out", "--json").out))
 
 
-def ends(desk: Desk) -> tuple[int, ...]:
+def ends(desk: DocumentsFolder) -> tuple[int, ...]:
     found = figures(desk)
     return tuple(found[name] for name in ("completed", "failed", "cached", "unfinished"))
 
 
-def test_a_document_that_cannot_be_saved_counts_as_failed_until_it_is_saved(desk: Desk) -> None:
+def test_a_document_that_cannot_be_saved_counts_as_failed_until_it_is_saved(
+    desk: DocumentsFolder,
+) -> None:
     desk.write("a.txt", "b.txt")
     desk.out.mkdir()
     (desk.out / "parquet").write_text("no folder")
@@ -606,7 +630,7 @@ def test_a_document_that_cannot_be_saved_counts_as_failed_until_it_is_saved(desk
     assert ends(desk) == (2, 0, 0, 0), "the same runs, retried: their last ends count"
 
 
-def test_a_run_of_a_definition_is_counted_when_the_figures_are_read(desk: Desk) -> None:
+def test_a_run_of_a_definition_is_counted_when_the_figures_are_read(desk: DocumentsFolder) -> None:
     desk.write("a.txt")
     params = [
         "--param=document_id=a",
@@ -621,7 +645,9 @@ def test_a_run_of_a_definition_is_counted_when_the_figures_are_read(desk: Desk) 
     assert [one.status for one in open_reviews(desk.out).measurements()] == ["success"]
 
 
-def test_a_run_that_is_unknown_here_stays_unfinished_and_is_no_success(desk: Desk) -> None:
+def test_a_run_that_is_unknown_here_stays_unfinished_and_is_no_success(
+    desk: DocumentsFolder,
+) -> None:
     begin(desk.out, "a", "0123456789abcdef")
     assert ends(desk) == (0, 0, 0, 1)
     assert figures(desk)["success_rate"] is None
@@ -630,7 +656,7 @@ def test_a_run_that_is_unknown_here_stays_unfinished_and_is_no_success(desk: Des
 
 
 def test_an_unreachable_server_is_named_and_the_figures_are_still_printed(
-    desk: Desk,
+    desk: DocumentsFolder,
 ) -> None:
     begin(desk.out, "a", "0123456789abcdef")
     there = {"DOVETAIL_SERVER": "http://127.0.0.1:1"}

@@ -130,8 +130,8 @@ def test_a_review_is_shown_with_its_items_files_and_next_commands(
     assert shown.out.splitlines()[-1].endswith(
         "dovetail documents reviews approve acme-1 --out out"
     )
-    told = json.loads(command(*REVIEWS, "show", "acme-1", "--json", *IN).out)
-    assert (told["document_id"], told["fields"]["line_items"]) == ("acme-1", items)
+    reported = json.loads(command(*REVIEWS, "show", "acme-1", "--json", *IN).out)
+    assert (reported["document_id"], reported["fields"]["line_items"]) == ("acme-1", items)
 
 
 def test_a_unique_id_prefix_finds_the_review(kept: Kept, command: Command) -> None:
@@ -173,8 +173,8 @@ def test_a_correction_is_stored_with_its_author(kept: Kept, command: Command) ->
 def test_line_items_are_corrected_as_json(kept: Kept, command: Command) -> None:
     kept.add("acme-1")
     given = 'line_items=[{"description": "Tea", "amount": 3}]'
-    told = json.loads(command(*REVIEWS, "correct", "acme", given, "--json", *IN).out)
-    assert told["fields"]["line_items"] == [
+    reported = json.loads(command(*REVIEWS, "correct", "acme", given, "--json", *IN).out)
+    assert reported["fields"]["line_items"] == [
         {"description": "Tea", "quantity": None, "unit_price": None, "amount": 3.0}
     ]
     emptied = json.loads(command(*REVIEWS, "correct", "acme", "line_items=", "--json", *IN).out)
@@ -208,8 +208,8 @@ def test_an_invalid_correction_changes_nothing(
 def test_an_approval_is_stored_and_the_first_approval_counts(kept: Kept, command: Command) -> None:
     kept.add("acme-1")
     assert "acme-1  approved by ann" in command(*REVIEWS, "approve", "a", "--by", "ann", *IN).out
-    told = json.loads(command(*REVIEWS, "approve", "acme", "--by", "bob", "--json", *IN).out)
-    assert (told["status"], told["approved_by"]) == ("approved", "ann")
+    reported = json.loads(command(*REVIEWS, "approve", "acme", "--by", "bob", "--json", *IN).out)
+    assert (reported["status"], reported["approved_by"]) == ("approved", "ann")
 
 
 # ── stats ────────────────────────────────────────────────────────────────────────────────
@@ -244,11 +244,11 @@ def test_the_figures_say_whether_the_target_is_met(kept: Kept, command: Command)
 
 def test_the_figures_are_printed_as_json(kept: Kept, command: Command) -> None:
     measure(kept, 1.0)
-    told = json.loads(command("documents", "stats", "--json", *IN).out)
-    assert told["out"] == str(kept.out)
-    assert (told["documents"], told["failed"], told["met"]) == (100, 1, False)
-    assert told["docs_per_hour"] == pytest.approx(3600 * 99 / 101)
-    assert told["p95_seconds"] == 2.0
+    reported = json.loads(command("documents", "stats", "--json", *IN).out)
+    assert reported["out"] == str(kept.out)
+    assert (reported["documents"], reported["failed"], reported["met"]) == (100, 1, False)
+    assert reported["docs_per_hour"] == pytest.approx(3600 * 99 / 101)
+    assert reported["p95_seconds"] == 2.0
 
 
 def test_figures_without_a_measurement_say_that_it_is_missing(kept: Kept, command: Command) -> None:

@@ -115,10 +115,10 @@ def test_no_command_prints_or_drops_terminal_control_characters(nasty: Shell) ->
         given = [{"RUN": run_id}.get(word, word) for word in words]
         outcomes.append((words, nasty(*given)))
     for words, done in outcomes:
-        told = done.out + done.err
-        assert not [char for char in STEERING if char in told], (words, told)
-        assert "Traceback" not in told, words
-        assert "No such" not in told, (words, told)
+        reported = done.out + done.err
+        assert not [char for char in STEERING if char in reported], (words, reported)
+        assert "Traceback" not in reported, words
+        assert "No such" not in reported, (words, reported)
     shown = {" ".join(words): done for words, done in outcomes[2:] if isinstance(words, list)}
     assert r"\x1b[31mESC \x9b2JCSI \x07BEL \rCR \x7fDEL \u202eBIDI" in ran.out + ran.err
     assert r"\x1b[31mESC" in shown["runs show RUN"].out

@@ -94,7 +94,7 @@ def test_svg_is_one_self_contained_picture(command: Command, shell: Shell) -> No
     assert len(picture.findall(f"{SVG}path")) == 3
     assert "@media (prefers-color-scheme: dark)" in done.out
     assert "fill=" not in done.out, "what has a colour of its own would keep it in the dark"
-    assert done.out.count("http") == 1  # the name space, which nobody fetches
+    assert done.out.count("http") == 1  # the name space, which is never fetched
     width, height = float(picture.attrib["width"]), float(picture.attrib["height"])
     for box in picture.iter(f"{SVG}rect"):
         if "x" in box.attrib:

@@ -1,4 +1,4 @@
-"""The items of a batch: every bad line is told before anything is made of the good ones."""
+"""The items of a batch: every bad line is reported before anything is made of the good ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.cli.batching import MAX_PROBLEMS, Items
-from dovetail.cli.failures import InvalidInput
+from dovetail.cli.output import InvalidInput
 from dovetail.cli.run_pool import BatchCounts
 from dovetail.cli.text import bare
 from dovetail.core.definition.validation import DefinitionLimits
@@ -40,13 +40,13 @@ def test_each_line_is_one_item_and_empty_lines_are_skipped(tmp_path: Path) -> No
 
 def test_every_kind_of_bad_line_is_reported_with_its_number(tmp_path: Path) -> None:
     lines = ['{"n": 1}', "{n: 1}", "[1]", '{"m": 1}', '{"n": "x"}', '{"n": NaN}', "\x1b[31m"]
-    told = problems(items(tmp_path, "\n".join(lines)))
-    assert [line.partition(":")[0] for line in told] == ["2", "3", "4", "5", "6", "7"]
-    assert told[0].startswith("2: not valid JSON: ")
-    assert told[1] == '3: an item is an object with params, as in {"topic": 1}, not [1]'
-    assert told[2] == "4: params.n: 'n' is required"
-    assert told[3] == "5: params.n: must be a whole number, not 'x'"
-    assert "\x1b" not in "".join(told)
+    reported = problems(items(tmp_path, "\n".join(lines)))
+    assert [line.partition(":")[0] for line in reported] == ["2", "3", "4", "5", "6", "7"]
+    assert reported[0].startswith("2: not valid JSON: ")
+    assert reported[1] == '3: an item is an object with params, as in {"topic": 1}, not [1]'
+    assert reported[2] == "4: params.n: 'n' is required"
+    assert reported[3] == "5: params.n: must be a whole number, not 'x'"
+    assert "\x1b" not in "".join(reported)
 
 
 @pytest.mark.parametrize(
@@ -63,9 +63,9 @@ def test_every_kind_of_bad_line_is_reported_with_its_number(tmp_path: Path) -> N
 def test_a_line_may_not_contain_values_that_a_params_file_may_not(
     tmp_path: Path, value: str, said: str
 ) -> None:
-    (told,) = problems(items(tmp_path, f'{{"n": 1}}\n{{"n": {value}}}\n'))
-    assert told.startswith("2: ")
-    assert said in told
+    (reported,) = problems(items(tmp_path, f'{{"n": 1}}\n{{"n": {value}}}\n'))
+    assert reported.startswith("2: ")
+    assert said in reported
 
 
 def test_the_first_problems_are_reported_and_the_others_counted(tmp_path: Path) -> None:

@@ -367,7 +367,9 @@ def test_a_batch_warns_of_each_line_with_params_that_the_schema_does_not_name(
     line = json.dumps({"topic": "x", "dept": 1})
     shell.write("items.jsonl", "\n".join([line] * 22))
     done = shell("batch", "typed.yaml", "--items", "items.jsonl")
-    told = done.err.splitlines()
-    assert (done.code, len(told)) == (0, 21)
-    assert told[1].startswith("warning: items.jsonl:2: params.dept: 'dept' is not in the params")
-    assert told[-1] == "warning: items.jsonl: and 2 more warnings"
+    reported = done.err.splitlines()
+    assert (done.code, len(reported)) == (0, 21)
+    assert reported[1].startswith(
+        "warning: items.jsonl:2: params.dept: 'dept' is not in the params"
+    )
+    assert reported[-1] == "warning: items.jsonl: and 2 more warnings"

@@ -384,11 +384,11 @@ def test_resume_continues_where_the_killed_process_stopped(history: History, she
     assert done.out.splitlines()[0] == (
         f"RUNNING {history.left[:6]} left, 3 nodes, 1 completed before"
     )
-    told = re.search(f"COMPLETED {history.left[:6]} in (.+)", done.out)
+    reported = re.search(f"COMPLETED {history.left[:6]} in (.+)", done.out)
     took = re.search("  took +(.+)", shell("runs", "show", history.left).out)
-    assert told is not None
+    assert reported is not None
     assert took is not None
-    assert told[1] == took[1], "from when it was created, not from the resume"
+    assert reported[1] == took[1], "from when it was created, not from the resume"
     left = [line for line in shell.executions() if line.split()[0] in ("first", "stuck")]
     assert left == ["first 1.1", "stuck 1.1", "stuck 1.2"]
 

@@ -240,12 +240,12 @@ def triggered(on: Command, shell: Shell, name: str, *nodes: dict[str, Any]) -> s
 
 def lines_of(process: subprocess.Popen[bytes], until: str) -> list[str]:
     assert process.stdout is not None
-    told: list[str] = []
+    reported: list[str] = []
     for line in process.stdout:
-        told.append(line.decode())
-        if until in told[-1]:
+        reported.append(line.decode())
+        if until in reported[-1]:
             break
-    return told
+    return reported
 
 
 def test_a_run_is_watched_live_to_its_end(
@@ -259,8 +259,8 @@ def test_a_run_is_watched_live_to_its_end(
     shown = on("runs", "show", run_id)
     assert f"the server at {server.url}" in shown.out
     (server.folder / name).touch()
-    told = lines_of(watching, "COMPLETED")
-    assert told[-1].startswith(f"COMPLETED {run_id[:6]} in ")
+    reported = lines_of(watching, "COMPLETED")
+    assert reported[-1].startswith(f"COMPLETED {run_id[:6]} in ")
     assert watching.wait(SECONDS) == 0
     last = json.loads(lines_of(following, "run.completed")[-1])
     assert last == server.get(f"/runs/{run_id}/events", accept="application/json")[-1]

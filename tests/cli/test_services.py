@@ -208,11 +208,11 @@ async def test_a_redis_that_does_not_start_is_reported(monkeypatch: pytest.Monke
     monkeypatch.setattr(health, "RETRY_SECONDS", 0.05)
     port = free_port()
     nowhere = load_settings(environ={}, redis_url=f"redis://me:geheim@127.0.0.1:{port}/0")
-    told: list[str] = []
+    reported: list[str] = []
     with pytest.raises(RedisError, match="start it, or correct DOVETAIL_REDIS_URL") as failed:
-        await health.await_redis(nowhere, told.append)
-    assert len(told) == 1
-    for words in (*told, str(failed.value)):
+        await health.await_redis(nowhere, reported.append)
+    assert len(reported) == 1
+    for words in (*reported, str(failed.value)):
         assert f", at 127.0.0.1:{port}" in words
         assert "geheim" not in words
 
@@ -283,7 +283,7 @@ def test_one_process_of_each_service_runs_a_workflow(services: Services) -> None
     assert run.node("a").worker == alive["worker_id"]
     assert services.end(worker, by=signal.SIGTERM) < AT_ONCE_SECONDS
     assert services.end(orchestrator, by=signal.SIGINT) < AT_ONCE_SECONDS
-    assert services.workers() == [], "it has left, nobody need look for it"
+    assert services.workers() == [], "it has left, no process need look for it"
     warned, *said = services.log(worker).splitlines()
     assert "appendfsync always" in warned, "there is no PostgreSQL"
     assert [line.partition(",")[0] for line in said] == [
@@ -360,4 +360,4 @@ def test_a_service_survives_a_restart_of_redis_and_ends_without_redis(
         assert (run.status, run.node("a").attempt) == (RunStatus.COMPLETED, 1)
         redis.kill()
         took = services.end(worker, orchestrator)
-        assert took < 2 * AT_ONCE_SECONDS, "nobody waits for who is away"
+        assert took < 2 * AT_ONCE_SECONDS, "no process waits for one that is away"

@@ -164,7 +164,7 @@ def test_the_table_of_documents_fits(width: int) -> None:
         "confidence": 0.93,
     }
     row = document_row("a-rather-long-name-of-a-scanned-document.pdf", found, "pending")
-    head, line = table([HEAD, row], width)
+    head, line = table([[(name, "dim") for name in HEAD], row], width)
     assert cells(bare(line)) <= width
     assert "CONFIDENCE" in bare(head)
     for kept in ("2026-11-18", "0.93", "pending"):
@@ -178,7 +178,7 @@ NOUNS = (
     *("processes", "reviews", "versions", "retries", "attempts", "errors", "files", "warnings"),
 )
 NEVER_ONE = {
-    # Above a bound of thousands, or of one that is told apart beside it.
+    # Above a bound of thousands, or of one that is distinct beside it.
     "{len(items):,} items; a batch has",
     "{len(self._listed):,} nodes; at most",
     "{len(cycle.members):,} nodes wait for each other",

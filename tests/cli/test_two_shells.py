@@ -70,7 +70,7 @@ def test_watch_follows_the_run_of_another_process_to_its_end(shell: Shell) -> No
     watching = shell.start("runs", "watch")
     assert watching.stdout is not None
     while b"first" not in (line := watching.stdout.readline()):
-        assert line, "the watched run never told of its first node"
+        assert line, "the watched run never reported its first node"
     shell.write("go", "")
     driven, watched = ended(process), ended(watching)
     assert driven[0] == watched[0] == 0
@@ -226,7 +226,7 @@ def test_a_repeated_trigger_takes_over_when_the_owner_dies(shell: Shell) -> None
     second.stdout.readline()
     first.kill()
     first.communicate()
-    shell.wait_for(lambda: "waits 1.2" in shell.executions(), "nobody took over")
+    shell.wait_for(lambda: "waits 1.2" in shell.executions(), "no process took over")
     shell.write("go", "")
     code, out, err = ended(second)
     assert code == 0

@@ -25,10 +25,10 @@ def test_the_warm_process_gives_the_output_and_exit_code_of_the_script(
 ) -> None:
     words, given = CALLS[case]
     env = environment(COLUMNS="90")
-    code, *told = cold(words, shell.directory, env, given.encode(), SECONDS)
-    warm_code, *warm_told = warm()(words, shell.directory, env, given.encode(), SECONDS)
+    code, *reported = cold(words, shell.directory, env, given.encode(), SECONDS)
+    warm_code, *warm_texts = warm()(words, shell.directory, env, given.encode(), SECONDS)
     assert warm_code == code
-    assert [same(text) for text in warm_told] == [same(text) for text in told]
+    assert [same(text) for text in warm_texts] == [same(text) for text in reported]
 
 
 def same(text: bytes) -> str:

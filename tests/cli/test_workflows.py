@@ -119,9 +119,9 @@ def test_a_registered_workflow_is_triggered_with_params_typed_by_its_schema(
 
 
 def test_an_impossible_trigger_is_reported(shell: Shell, command: Command) -> None:
-    nobody = shell("trigger", "nobody")
-    assert nobody.code == 1
-    assert "nobody" in nobody.err
+    unknown = shell("trigger", "nobody")
+    assert unknown.code == 1
+    assert "nobody" in unknown.err
     shell.write("flow.yaml", FLOW)
     assert "`dovetail run flow.yaml` runs it" in shell("trigger", "flow.yaml").err
     command("workflows", "register", "flow.yaml")

@@ -1,8 +1,8 @@
 """`dovetail` from a process that has it loaded: most of the time of a command goes into imports.
 
 For each call it forks, and the child is what the installed script would be after its imports: with
-its own folder, environment, streams and end. Whoever tests a start, a signal or a terminal starts
-the script itself. What it must not know: any command.
+its own folder, environment, streams and end. A test of a start, a signal or a terminal starts
+the script itself.
 """
 
 from __future__ import annotations
@@ -52,13 +52,18 @@ class WarmDovetail:
     ) -> tuple[int, bytes, bytes]:
         """The exit code, negative if a signal ended it, and what was written to both streams."""
         with (
-            TemporaryDirectory(dir=self._folder.name) as told,
+            TemporaryDirectory(dir=self._folder.name) as streams_folder,
             socket.socket(socket.AF_UNIX) as line,
         ):
-            files = {stream: Path(told, stream) for stream in STREAMS}
+            files = {stream: Path(streams_folder, stream) for stream in STREAMS}
             for stream, file in files.items():
                 file.write_bytes(stdin if stream == "in" else b"")
-            order = {"args": args, "folder": str(folder), "env": env, "told": told}
+            order = {
+                "args": args,
+                "folder": str(folder),
+                "env": env,
+                "streams_folder": streams_folder,
+            }
             line.settimeout(seconds)
             line.connect(self._address)
             line.sendall(json.dumps(order).encode())
@@ -82,6 +87,8 @@ def load() -> None:
     for module in pkgutil.walk_packages(package.__path__, "dovetail.cli."):
         import_module(module.name)
     for name in (
+        "dovetail.api.app",
+        "dovetail.api.server",
         "dovetail.client.arguments",
         "dovetail.wiring.embedded",
         "dovetail.handlers.builtin",
@@ -96,7 +103,7 @@ def serve(address: str, script: str) -> None:
     listener.bind(address)
     listener.listen(100)
     os.write(1, b"ready\n")
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children here
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the children are not waited for here
     while True:
         readable, _, _ = select.select([listener, 0], [], [])
         if listener not in readable:
@@ -127,7 +134,9 @@ def become(order: dict[str, object], script: str) -> None:
     os.environ.clear()
     os.environ.update(order["env"])  # type: ignore[call-overload]
     for number, stream in enumerate(STREAMS):
-        file = os.open(f"{order['told']}/{stream}", os.O_WRONLY if number else os.O_RDONLY)
+        file = os.open(
+            f"{order['streams_folder']}/{stream}", os.O_WRONLY if number else os.O_RDONLY
+        )
         os.dup2(file, number)
         os.close(file)
     sys.argv = [script, *order["args"]]  # type: ignore[misc]

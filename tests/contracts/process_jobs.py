@@ -1,4 +1,4 @@
-"""What the processes of `test_store_processes` do; the nursery of the fault tests starts them.
+"""What the processes of `test_store_processes` do; the forker of the fault tests starts them.
 
 Each opens the store, tells that it is ready and waits for the others, so that they collide. The
 store is the file in the folder, or the Redis at `url`.
@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from nursery import tell
+from process_forker import tell
 from shared_runs import graph, opened
 
 from dovetail.config import Settings
@@ -46,7 +46,7 @@ from dovetail.wiring.embedded import embedded
 FOREVER = float("inf")
 
 
-async def everybody(folder: str) -> None:
+async def contest(folder: str) -> None:
     """Wait until the test lets all of them go."""
     tell("ready")
     while not (Path(folder) / "start").exists():
@@ -56,14 +56,14 @@ async def everybody(folder: str) -> None:
 @asynccontextmanager
 async def contestant(folder: str, url: str | None = None) -> AsyncIterator[Store]:
     async with opened(folder, url) as store:
-        await everybody(folder)
+        await contest(folder)
         yield store
 
 
 async def make(
     folder: str, nodes: dict[str, list[str]], runs: int = 1, url: str | None = None, **fields: Any
 ) -> None:
-    """Runs that nobody drives; tells the ids."""
+    """Runs without an owner; prints the ids."""
     compiled = graph(nodes, **fields)
     made = [f"run-{number:04}" for number in range(runs)]
     async with opened(folder, url) as store:
@@ -142,7 +142,7 @@ async def work(folder: str, run_id: str, me: str, url: str | None = None) -> Non
 
 
 async def create(folder: str, keys: int, me: str) -> None:
-    """Make a run under each key; tells those that are ours, and what was found under the rest."""
+    """Make a run under each key; prints our own ids, and what was found under the rest."""
     compiled = graph({"a": []})
     async with contestant(folder) as store:
         ours, found = [], {}
@@ -240,7 +240,7 @@ async def open_new(folder: str, attempts: int) -> None:
 
 
 async def adopt(folder: str, run_ids: list[str]) -> None:
-    """Drive whatever nobody drives to its end; tells what was taken, and what was executed."""
+    """Drive every run without an owner to its end; tells what was taken, and what was executed."""
     executed = []
 
     async def step(config: Any, ctx: Context) -> None:
@@ -250,7 +250,7 @@ async def adopt(folder: str, run_ids: list[str]) -> None:
     registry = builtin_registry(settings)
     registry.add(describe(step, name="step"))
     async with embedded(settings, registry) as commands:
-        await everybody(folder)
+        await contest(folder)
         taken = await commands.resume()
         for run_id in run_ids:
             await commands.wait(run_id)

@@ -1,8 +1,8 @@
-"""A run retold by the core: what several processes decided, in the order of the log.
+"""A run replayed by the core: what several processes decided, in the order of the log.
 
 Each process says what it asked for and what was decided; the numbers of the events tell in which
 order all of it happened. If the bare rules give the same answers in that order, the store has
-behaved as if one process after the other had asked. It must not know which store it was.
+behaved as if one process after the other had asked.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from dovetail.core.step import begin, step
 from dovetail.core.transitions import Decision, Submit, Transition
 
 FORGED = -1
-"""The nonce of a token that nobody ever gave out."""
+"""The nonce of a token that was never given out."""
 
 
-class Told(NamedTuple):
+class ReportedStep(NamedTuple):
     """One decision, as the process that asked for it tells."""
 
     move: Transition
@@ -30,7 +30,7 @@ class Told(NamedTuple):
     ended: bool
 
     @classmethod
-    def read(cls, line: list[Any]) -> Told:
+    def read(cls, line: list[Any]) -> ReportedStep:
         kind, fields, now, events, published, ended = line
         made = getattr(transitions, kind)(*fields)
         if hasattr(made, "token"):
@@ -38,32 +38,32 @@ class Told(NamedTuple):
         return cls(made, now, [Event(*event) for event in events], published, ended)
 
 
-def in_order(tellers: list[list[Told]]) -> list[Told]:
+def in_order(tellers: list[list[ReportedStep]]) -> list[ReportedStep]:
     """What leaves no event stands right before what the same teller tells next."""
-    placed: list[tuple[float, int, Told]] = []
-    for told in tellers:
+    placed: list[tuple[float, int, ReportedStep]] = []
+    for reported in tellers:
         following = float("inf")
-        for back, one in enumerate(reversed(told)):
+        for back, one in enumerate(reversed(reported)):
             following = one.events[0].seq if one.events else following
             placed.append((following, -back, one))
     return [one for _, _, one in sorted(placed, key=lambda place: place[:2])]
 
 
 def retell(
-    submit: Submit, log: list[Event], tellers: list[list[Told]]
+    submit: Submit, log: list[Event], tellers: list[list[ReportedStep]]
 ) -> tuple[RunState, list[Event]]:
     """The run as the core makes it of all this, and its log. Fails at the first difference."""
     nonces = count(1)
     run, begun = begin(submit, log[0].time, next(nonces))
-    retold = list(begun.events)
+    replayed = list(begun.events)
     ours: dict[tuple[str, int, int], Token] = {}
     for one in in_order(tellers):
         _learn(ours, run)
         move = _translated(one.move, ours)
         decision = step(run, move, one.now, next(nonces))
         assert _said(decision) == (one.events, one.published, one.ended), one
-        retold += decision.events
-    return run, retold
+        replayed += decision.events
+    return run, replayed
 
 
 def _learn(ours: dict[tuple[str, int, int], Token], run: RunState) -> None:

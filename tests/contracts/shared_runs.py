@@ -1,6 +1,6 @@
 """The runs that a test and its processes share: how they are made, and where they are kept.
 
-Imported by both, so it must not know who asks.
+Both import it, so it does not depend on either.
 """
 
 from __future__ import annotations

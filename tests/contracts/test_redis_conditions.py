@@ -18,7 +18,7 @@ from dovetail.stores.redis import codec
 from dovetail.stores.redis import store as redis_store
 from dovetail.stores.redis.store import RedisStore
 
-from ..core.drawn import Deed, deeds, examples, graphs
+from ..core.drawn import DrawnAction, deeds, examples, graphs
 from ..core.walk import graph
 from ..servers.redis_server import RedisServer
 from .stores import STORES, opened
@@ -61,9 +61,9 @@ async def price(server: RedisServer, of: Graph) -> dict[str, int]:
             await pipe.call("CONFIG", "RESETSTAT")
             await store.apply([Complete(*start, {"ok": True, "more": "x" * 1000})], T)
         sent = (await pipe.info("stats"))["total_net_output_bytes"]
-        told = await pipe.info("commandstats")
+        reported = await pipe.info("commandstats")
         spent = {
-            name: int(what.split(",")[0].removeprefix("calls=")) for name, what in told.items()
+            name: int(what.split(",")[0].removeprefix("calls=")) for name, what in reported.items()
         }
         del spent["cmdstat_config|resetstat"]
         spent["bytes"] = int(sent)
@@ -90,7 +90,7 @@ def test_skips_propagated_one_by_one_equal_the_core(
 
         @examples(60)
         @given(graphs(), deeds)
-        def walk(graph: Graph, story: list[Deed]) -> None:
+        def walk(graph: Graph, story: list[DrawnAction]) -> None:
             runner.run(Twins([store], graph, note).walk(story))
 
         walk()

@@ -83,7 +83,7 @@ STORY: list[tuple[Make, str, float]] = [
 
 
 class Forgetful(Proxy):
-    """Loses so many of the next answers. Whole: the command was executed and nobody knows."""
+    """Loses so many of the next answers. Whole: the command was executed, unknown to the caller."""
 
     losing = 0
 
@@ -119,8 +119,8 @@ async def live(
 
 
 async def test_the_scenario_contains_every_transition(redis_url: str) -> None:
-    told = {type(make("r", "a", Token(1, 1, 1), 0.0)) for make, _, _ in STORY}
-    assert told == {*get_args(Transition)} - {Progress}  # which is an event and nothing else
+    reported = {type(make("r", "a", Token(1, 1, 1), 0.0)) for make, _, _ in STORY}
+    assert reported == {*get_args(Transition)} - {Progress}  # which is an event and nothing else
 
 
 async def test_a_transition_whose_reply_was_lost_is_applied_once(redis_url: str) -> None:
@@ -147,7 +147,7 @@ async def test_a_run_whose_creation_reply_was_lost_is_created_once(redis_url: st
 
 
 async def test_a_claim_whose_reply_was_lost_is_granted_to_the_same_worker(redis_url: str) -> None:
-    """Else nobody would run the node, and a start would be counted as lost that never was."""
+    """Else no worker would run the node, and a start would be counted as lost that never was."""
     async with behind_a_proxy(redis_url) as (store, proxy):
         twins = Twins([store], GRAPH, in_silence)
         await twins.begin()
@@ -229,7 +229,7 @@ async def test_replies_lost_in_the_middle_of_a_long_batch_lose_nothing(
 async def test_messages_whose_delivery_reply_was_lost_are_read_again(
     redis_url: str, loses: int
 ) -> None:
-    """They are ours in the eyes of Redis, and nobody else would ask for them."""
+    """They are ours in the eyes of Redis, and no other consumer would ask for them."""
     port = int(redis_url.rsplit(":", 1)[1].split("/")[0])
     async with (
         Forgetful(port, random.Random(1)) as proxy,

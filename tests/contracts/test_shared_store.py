@@ -279,7 +279,7 @@ async def test_nodes_that_two_stores_make_ready_at_once_are_all_decided(
 async def test_a_result_counts_even_if_its_run_was_evicted_by_another_run_of_the_same_call(
     stores: list[RedisStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So many runs are known at once, and those that are new take the places of the oldest."""
+    """So many runs are known at once, and new ones take the places of the oldest."""
     monkeypatch.setattr(scope, "MAX_CACHED_RUNS", 2)
     one, other = stores
     runs = [await make(store, SHAPES["plain"]) for store in (one, one, other)]

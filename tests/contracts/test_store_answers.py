@@ -1,6 +1,6 @@
-"""What each of many was told is what the log has: nothing answered is lost, nothing is told twice.
+"""The replies to many callers agree with the log: no reply is lost, no event is replied twice.
 
-Everybody does anything to the same runs at once, each time through another handle. Every event
+Each caller does anything to the same runs at once, each time through another handle. Every event
 that an answer names must stand in the log at its place, and the log must have no other. A store
 that kept two pictures of a run would answer from one of them and write the other.
 """
@@ -42,8 +42,8 @@ NODES = {
 }
 
 
-class Mob:
-    """All who move one run, and what they were told."""
+class ConcurrentCallers:
+    """The callers that move one run, and the replies that they got."""
 
     def __init__(
         self, peers: Peers, run_id: str, graph: Graph, begun: Decision, chance: random.Random
@@ -52,11 +52,11 @@ class Mob:
         self.now = T
         self.starts: list[tuple[str, Token]] = []
         self.wakes: list[Wake] = []
-        self.told: list[Event] = []
+        self.reported: list[Event] = []
         self._hear(begun)
 
     def _hear(self, decision: Decision) -> None:
-        self.told += decision.events
+        self.reported += decision.events
         self.starts += [
             (self.graph.nodes[one.node_index].id, one.token) for one in decision.dispatch
         ]
@@ -105,10 +105,12 @@ async def test_the_decisions_that_concurrent_callers_get_equal_the_log(
             **{name: {"max_retries": 2} for name in list(NODES)[::3]},
         )
         run_id, begun = await create(peers[number % len(peers)], compiled)
-        mobs.append(Mob(peers, run_id, compiled, begun, chance))
-    await asyncio.wait_for(asyncio.gather(*(mob.act() for mob in mobs for _ in range(ACTORS))), 60)
-    for mob in mobs:
-        run = await peers[1].load(mob.run_id)
+        mobs.append(ConcurrentCallers(peers, run_id, compiled, begun, chance))
+    await asyncio.wait_for(
+        asyncio.gather(*(callers.act() for callers in mobs for _ in range(ACTORS))), 60
+    )
+    for callers in mobs:
+        run = await peers[1].load(callers.run_id)
         check_run(run)
-        log = await asyncio.wait_for(read(peers[0], mob.run_id, run.seq), 10)
-        assert sorted(mob.told, key=lambda event: event.seq) == log
+        log = await asyncio.wait_for(read(peers[0], callers.run_id, run.seq), 10)
+        assert sorted(callers.reported, key=lambda event: event.seq) == log

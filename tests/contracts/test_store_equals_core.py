@@ -26,7 +26,7 @@ from ..core.drawn import (
     LIMITS,
     TOKENS,
     WAITS,
-    Deed,
+    DrawnAction,
     deeds,
     error_of,
     examples,
@@ -49,7 +49,7 @@ def test_a_store_equals_the_core_for_any_transitions(name: str) -> None:
 
         @examples(60 if name == "redis" else 250)  # the many below are Redis' own
         @given(graphs(), deeds, limits)
-        def walk(graph: Graph, story: list[Deed], max_bytes: int | None) -> None:
+        def walk(graph: Graph, story: list[DrawnAction], max_bytes: int | None) -> None:
             runner.run(Twins([store], graph, note, max_bytes).walk(story))
 
         walk()
@@ -93,16 +93,16 @@ async def test_whole_layers_in_one_batch_equal_the_core(
 
 
 @cache
-def stories() -> list[tuple[Graph, list[Deed]]]:
+def stories() -> list[tuple[Graph, list[DrawnAction]]]:
     """Many long walks. Their deeds are not drawn by Hypothesis, which would take half the time."""
-    found: list[tuple[Graph, list[Deed]]] = []
+    found: list[tuple[Graph, list[DrawnAction]]] = []
 
     @settings(examples(MANY), phases=[Phases.generate])
     @given(graphs())
     def drawn(graph: Graph) -> None:
         chance = Random(len(found))
         story = [
-            Deed(
+            DrawnAction(
                 chance.randrange(len(KINDS)),
                 chance.randrange(41),
                 chance.randrange(len(TOKENS)),
@@ -123,15 +123,15 @@ async def test_hundreds_of_concurrent_random_walks_in_redis_equal_the_core(part:
     met: Counter[tuple[type, bool]] = Counter()
     heavy: list[bool] = []
 
-    async def walk(number: int, graph: Graph, story: list[Deed]) -> None:
-        told: list[str] = []
+    async def walk(number: int, graph: Graph, story: list[DrawnAction]) -> None:
+        reported: list[str] = []
         most = LIMITS[number % len(LIMITS)]
-        twins = Twins(peers[number % 4 :] + peers[: number % 4], graph, told.append, most)
+        twins = Twins(peers[number % 4 :] + peers[: number % 4], graph, reported.append, most)
         try:
             await twins.walk(story)
         except BaseException as failure:
-            told.insert(0, f"walk {number}, {graph}")
-            failure.add_note("\n".join(told))
+            reported.insert(0, f"walk {number}, {graph}")
+            failure.add_note("\n".join(reported))
             raise
         met.update(twins.met)
         heavy.append(

@@ -33,7 +33,7 @@ async def completed(store: Store, outputs: list[object]) -> str:
 
 
 async def whole(store: Store, run: RunState) -> list[object]:
-    """Every output, those that are not at hand in one go."""
+    """Every output; the ones that are not at hand in one go."""
     left_out = [one.output for one in run.nodes if isinstance(one.output, OutputReference)]
     texts = await store.read_outputs(run, left_out)
     assert [len(text) for text in texts] == [one.size for one in left_out]

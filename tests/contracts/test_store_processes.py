@@ -21,8 +21,8 @@ from dovetail.core.transitions import Submit
 from dovetail.redis_client.pipelined import PipelinedRedis
 
 from ..core.invariants import check_run
-from ..faults.nursery import Child, Nursery
-from .replayed import Told, retell
+from ..faults.process_forker import Child, ProcessForker
+from .replayed import ReportedStep, retell
 from .shared_runs import graph, opened
 from .stores import plain, read, redis_url
 
@@ -38,23 +38,23 @@ LAYERED = {
 
 
 @pytest.fixture(scope="module")
-def shared_nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+def shared_forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessForker]:
     jobs = Path(__file__).with_name("process_jobs.py")
-    with Nursery(jobs, tmp_path_factory.mktemp("told")) as nursery:
-        yield nursery
+    with ProcessForker(jobs, tmp_path_factory.mktemp("reported")) as process_forker:
+        yield process_forker
 
 
 @dataclass(frozen=True)
-class Arena:
+class StoreProcesses:
     """A store that several processes open, and the processes."""
 
-    nursery: Nursery
+    process_forker: ProcessForker
     folder: Path
     url: str | None
     processes: int
 
     def race(self, job: str, *, each: bool = False, **given: Any) -> list[Any]:
-        """What each of the processes told after all had begun together."""
+        """What each of the processes printed after all had begun together."""
         started = self.folder / "start"
         started.unlink(missing_ok=True)
         children: list[Child] = []
@@ -66,12 +66,12 @@ class Arena:
         started.touch()
         for child in children:
             child.done()  # says so if one of them saw an error
-        told = [child.told()[1:] for child in children]
-        return [one[0] if len(one) == 1 else one for one in told]
+        reported = [child.reported()[1:] for child in children]
+        return [one[0] if len(one) == 1 else one for one in reported]
 
     def start(self, job: str, **given: Any) -> Child:
         where = {"folder": str(self.folder)} | ({"url": self.url} if self.url else {})
-        return self.nursery.start(job, **where, **given)
+        return self.process_forker.start(job, **where, **given)
 
     def make(self, nodes: dict[str, list[str]], **given: Any) -> list[str]:
         made: list[str] = self.start("make", nodes=nodes, **given).done()
@@ -84,14 +84,14 @@ class Arena:
 
 
 @pytest.fixture(params=["sqlite", "redis"])
-def arena(
-    request: pytest.FixtureRequest, shared_nursery: Nursery, tmp_path: Path
-) -> Iterator[Arena]:
+def store_processes(
+    request: pytest.FixtureRequest, shared_forker: ProcessForker, tmp_path: Path
+) -> Iterator[StoreProcesses]:
     if request.param == "sqlite":
-        yield Arena(shared_nursery, tmp_path, None, 4)
+        yield StoreProcesses(shared_forker, tmp_path, None, 4)
     else:
-        yield Arena(shared_nursery, tmp_path, empty_redis(), 8)
-    shared_nursery.clear()
+        yield StoreProcesses(shared_forker, tmp_path, empty_redis(), 8)
+    shared_forker.clear()
 
 
 def empty_redis() -> str:
@@ -103,23 +103,23 @@ def empty_redis() -> str:
     return redis_url()
 
 
-in_a_file = pytest.mark.parametrize("arena", ["sqlite"], indirect=True)
+in_a_file = pytest.mark.parametrize("store_processes", ["sqlite"], indirect=True)
 
 
-def test_of_many_claims_of_one_start_exactly_one_wins(arena: Arena) -> None:
-    (run_id,) = arena.make(WIDE)
-    granted = arena.race("claim", each=True, run_id=run_id)
+def test_of_many_claims_of_one_start_exactly_one_wins(store_processes: StoreProcesses) -> None:
+    (run_id,) = store_processes.make(WIDE)
+    granted = store_processes.race("claim", each=True, run_id=run_id)
     assert Counter(name for one in granted for name in one) == Counter(dict.fromkeys(WIDE, 1))
 
 
 def test_of_many_completions_exactly_one_counts_and_the_child_is_published_once(
-    arena: Arena,
+    store_processes: StoreProcesses,
 ) -> None:
-    (run_id,) = arena.make(PAIRS)
-    started = arena.start("start", run_id=run_id).done()
-    told = arena.race("complete", each=True, run_id=run_id, tokens=started)
-    counted = Counter(name for one, _ in told for name in one)
-    published = Counter(name for _, one in told for name in one)
+    (run_id,) = store_processes.make(PAIRS)
+    started = store_processes.start("start", run_id=run_id).done()
+    reported = store_processes.race("complete", each=True, run_id=run_id, tokens=started)
+    counted = Counter(name for one, _ in reported for name in one)
+    published = Counter(name for _, one in reported for name in one)
     assert counted == Counter({name: 1 for name in PAIRS if name.startswith("p")})
     assert published == Counter({name: 1 for name in PAIRS if name.startswith("c")})
 
@@ -128,15 +128,15 @@ def test_of_many_completions_exactly_one_counts_and_the_child_is_published_once(
     "condition", [None, "{{{{ {0}.status == 'COMPLETED' }}}}"], ids=["plain", "conditional"]
 )
 def test_many_processes_run_every_node_once_and_agree_on_the_end(
-    arena: Arena, condition: str | None
+    store_processes: StoreProcesses, condition: str | None
 ) -> None:
-    (run_id,) = arena.make(LAYERED, condition=condition)
-    told = arena.race("work", each=True, run_id=run_id)
-    done = {f"w{number}": names for number, (names, _) in enumerate(told)}
+    (run_id,) = store_processes.make(LAYERED, condition=condition)
+    reported = store_processes.race("work", each=True, run_id=run_id)
+    done = {f"w{number}": names for number, (names, _) in enumerate(reported)}
     assert Counter(name for names in done.values() for name in names) == Counter(
         dict.fromkeys(LAYERED, 1)
     )
-    ends = [end for _, end in told]
+    ends = [end for _, end in reported]
     assert all(end == ends[0] for end in ends)
     status, outputs = ends[0]
     assert status == "COMPLETED"
@@ -144,48 +144,55 @@ def test_many_processes_run_every_node_once_and_agree_on_the_end(
 
 
 @in_a_file
-def test_one_key_creates_one_run_and_every_process_finds_it(arena: Arena) -> None:
+def test_one_key_creates_one_run_and_every_process_finds_it(
+    store_processes: StoreProcesses,
+) -> None:
     keys = 25
-    arena.make(WIDE)
-    told = arena.race("create", each=True, keys=keys)
-    made = {run_id.partition("-")[2]: run_id for ours, _ in told for run_id in ours}
-    assert sum(len(ours) for ours, _ in told) == len(made) == keys
-    for _, found in told:
+    store_processes.make(WIDE)
+    reported = store_processes.race("create", each=True, keys=keys)
+    made = {run_id.partition("-")[2]: run_id for ours, _ in reported for run_id in ours}
+    assert sum(len(ours) for ours, _ in reported) == len(made) == keys
+    for _, found in reported:
         assert all(made[number] == run_id for number, run_id in found.items())
 
 
 @pytest.mark.parametrize("command", ["cancel", "retry"])
 def test_concurrent_cancels_or_retries_of_one_run_take_effect_once(
-    arena: Arena, command: str
+    store_processes: StoreProcesses, command: str
 ) -> None:
-    run_ids = arena.make({"a": [], "b": ["a"]}, runs=25)
-    told = arena.race("order", run_ids=run_ids, command="cancel")
+    run_ids = store_processes.make({"a": [], "b": ["a"]}, runs=25)
+    reported = store_processes.race("order", run_ids=run_ids, command="cancel")
     if command == "retry":
-        told = arena.race("order", run_ids=run_ids, command="retry")
-    assert Counter(run_id for one in told for run_id in one) == Counter(dict.fromkeys(run_ids, 1))
+        reported = store_processes.race("order", run_ids=run_ids, command="retry")
+    assert Counter(run_id for one in reported for run_id in one) == Counter(
+        dict.fromkeys(run_ids, 1)
+    )
 
 
 @in_a_file
 def test_runs_without_an_owner_are_taken_once_and_every_node_is_executed_once(
-    arena: Arena,
+    store_processes: StoreProcesses,
 ) -> None:
-    run_ids = arena.make({"a": [], "b": ["a"], "c": ["a"]}, runs=25)
-    told = arena.race("adopt", run_ids=run_ids)
-    assert Counter(run_id for taken, _ in told for run_id in taken) == Counter(
+    run_ids = store_processes.make({"a": [], "b": ["a"], "c": ["a"]}, runs=25)
+    reported = store_processes.race("adopt", run_ids=run_ids)
+    assert Counter(run_id for taken, _ in reported for run_id in taken) == Counter(
         dict.fromkeys(run_ids, 1)
     )
-    executed = Counter(line for _, lines in told for line in lines)
+    executed = Counter(line for _, lines in reported for line in lines)
     assert executed == Counter({f"{run_id} {node}": 1 for run_id in run_ids for node in "abc"})
 
 
 @in_a_file
-def test_many_processes_can_open_a_new_file_at_once(arena: Arena) -> None:
+def test_many_processes_can_open_a_new_file_at_once(store_processes: StoreProcesses) -> None:
     attempts = 8
-    children = [arena.start("open_new", attempts=attempts) for _ in range(arena.processes)]
+    children = [
+        store_processes.start("open_new", attempts=attempts)
+        for _ in range(store_processes.processes)
+    ]
     for number in range(attempts):
         for child in children:
             child.hear(number + 1)
-        (arena.folder / f"start-{number}").touch()
+        (store_processes.folder / f"start-{number}").touch()
     for child in children:
         assert child.done() == attempts - 1
 
@@ -204,21 +211,22 @@ OFTEN = {"max_retries": 2, "retry": {"base_delay_seconds": 0.001}}
     ids=["plain", "narrow", "continue"],
 )
 def test_concurrent_decisions_equal_a_sequential_order(
-    arena: Arena, fields: dict[str, Any]
+    store_processes: StoreProcesses, fields: dict[str, Any]
 ) -> None:
     fields = {**fields, "each": OFTEN}
-    run_ids = arena.make(LAYERS, runs=4, **fields)
-    told = arena.race("hammer", each=True, run_ids=run_ids, rounds=100)
+    run_ids = store_processes.make(LAYERS, runs=4, **fields)
+    reported = store_processes.race("hammer", each=True, run_ids=run_ids, rounds=100)
     compiled = graph(LAYERS, **fields)
     kinds: Counter[str] = Counter()
     for run_id in run_ids:
         tellers = [
-            [Told.read(line) for line in lines[:-1] if line[1][0] == run_id] for lines in told
+            [ReportedStep.read(line) for line in lines[:-1] if line[1][0] == run_id]
+            for lines in reported
         ]
-        run, log = asyncio.run(arena.look(run_id))
-        retold, events = retell(Submit(run_id, compiled, {}), log, tellers)
+        run, log = asyncio.run(store_processes.look(run_id))
+        replayed_run, events = retell(Submit(run_id, compiled, {}), log, tellers)
         assert events == log
-        assert plain(run) == plain(retold)
+        assert plain(run) == plain(replayed_run)
         check_run(run)
         kinds.update(event.type for event in log)
     missing = {"node.lost", "node.parked", "node.retrying", "run.retried"} - kinds.keys()

@@ -44,7 +44,7 @@ LAYERED = {
 FAN = {"a": [], **{f"n{i}": ["a"] for i in range(20)}, "z": [f"n{i}" for i in range(20)]}
 
 
-async def everybody(peers: Peers, moves: list[Transition], now: float = T) -> list[Decision]:
+async def contest(peers: Peers, moves: list[Transition], now: float = T) -> list[Decision]:
     """Each of these moves at once, each through a handle of its own."""
 
     async def one(store: Store, move: Transition) -> Decision:
@@ -65,7 +65,7 @@ async def test_of_many_claims_of_one_start_exactly_one_wins(peers: Peers) -> Non
     run_id, begun = await create(peers[0], graph({"a": []}))
     token = begun.dispatch[0].token
     claims = [Claim(run_id, "a", token, f"w{i}", T + 10) for i in range(16)]
-    winners = won(await everybody(peers, [*claims]))
+    winners = won(await contest(peers, [*claims]))
     assert len(winners) == 1
     run = await peers[-1].load(run_id)
     assert run.node("a").worker == f"w{winners[0]}"
@@ -79,7 +79,7 @@ async def test_of_many_completions_exactly_one_counts_and_the_child_is_published
     token = begun.dispatch[0].token
     await peers[0].apply([Claim(run_id, "a", token, "w", T + 10)], T, durable=True)
     results = [Complete(run_id, "a", token, output) for output in range(16)]
-    decisions = await everybody(peers, [*results])
+    decisions = await contest(peers, [*results])
     (winner,) = won(decisions)
     assert sum(len(decision.dispatch) for decision in decisions) == 1
     assert (await peers[-1].load(run_id)).node("a").output == winner
@@ -88,9 +88,9 @@ async def test_of_many_completions_exactly_one_counts_and_the_child_is_published
 async def test_parents_that_finish_together_publish_the_join_once(peers: Peers) -> None:
     run_id, begun = await create(peers[0], graph({"a": [], "b": [], "c": [], "z": ["a", "b", "c"]}))
     tokens = dict(zip("abc", (order.token for order in begun.dispatch), strict=True))
-    await everybody(peers, [Claim(run_id, n, t, "w", T + 10) for n, t in tokens.items()])
+    await contest(peers, [Claim(run_id, n, t, "w", T + 10) for n, t in tokens.items()])
     results = [Complete(run_id, name, tokens[name], None) for name in "abc" * 4]
-    decisions = await everybody(peers, [*results])
+    decisions = await contest(peers, [*results])
     assert len(won(decisions)) == 3
     assert [order.node_index for decision in decisions for order in decision.dispatch] == [3]
 
@@ -104,7 +104,7 @@ async def test_a_lost_node_is_reaped_once_and_its_late_result_changes_nothing(
     moves: list[Transition] = [Reap(run_id, "a", token, 3)] * 8
     moves += [Complete(run_id, "a", token, "late")] * 8
     random.Random(1).shuffle(moves)
-    decisions = await everybody(peers, moves)
+    decisions = await contest(peers, moves)
     assert len(won(decisions)) == 1, "either the reaper or the result, never both"
     run = await peers[-1].load(run_id)
     check_run(run)
@@ -113,8 +113,8 @@ async def test_a_lost_node_is_reaped_once_and_its_late_result_changes_nothing(
 
 async def test_of_many_retries_exactly_one_opens_an_epoch(peers: Peers) -> None:
     run_id, _ = await create(peers[0], graph({"a": []}))
-    assert len(won(await everybody(peers, [Cancel(run_id)] * 8))) == 1
-    decisions = await everybody(peers, [Retry(run_id)] * 8)
+    assert len(won(await contest(peers, [Cancel(run_id)] * 8))) == 1
+    decisions = await contest(peers, [Retry(run_id)] * 8)
     assert len(won(decisions)) == 1
     assert sum(len(decision.dispatch) for decision in decisions) == 1
     assert (await peers[-1].load(run_id)).epoch == 2
@@ -130,18 +130,18 @@ async def test_a_cancel_among_results_leaves_no_partial_state(peers: Peers) -> N
             durable=True,
         )
         orders = [(f"n{order.node_index - 1}", order.token) for order in done.dispatch]
-        await everybody(peers, [Claim(run_id, n, t, "w", T + 10) for n, t in orders])
+        await contest(peers, [Claim(run_id, n, t, "w", T + 10) for n, t in orders])
         moves: list[Transition] = [Complete(run_id, n, t, 1) for n, t in orders]
         moves.append(Cancel(run_id))
         random.Random(seed).shuffle(moves)
-        await everybody(peers, moves)
+        await contest(peers, moves)
         run = await peers[-1].load(run_id)
         check_run(run)
         assert run.status is RunStatus.CANCELLED
         assert run.finished
 
 
-class Crowd:
+class RacingWorkers:
     """Workers that take every published node at once, each several times, and answer twice."""
 
     def __init__(self, peers: Peers, run_id: str, graph: Graph, seed: int) -> None:
@@ -213,7 +213,7 @@ async def test_many_workers_run_every_node_once(
     for seed in range(5):
         compiled = graph(nodes, max_concurrency=limit)
         run_id, begun = await create(peers[0], compiled)
-        crowd = Crowd(peers, run_id, compiled, seed)
+        crowd = RacingWorkers(peers, run_id, compiled, seed)
         await asyncio.wait_for(
             crowd.work(
                 begun, lambda name, token, run_id=run_id: Complete(run_id, name, token, name)
@@ -238,7 +238,7 @@ async def test_many_workers_complete_every_node_once_even_if_each_fails_once(
 ) -> None:
     compiled = graph(LAYERED, max_concurrency=4, **{name: {"max_retries": 1} for name in LAYERED})
     run_id, begun = await create(peers[0], compiled)
-    crowd = Crowd(peers, run_id, compiled, 7)
+    crowd = RacingWorkers(peers, run_id, compiled, 7)
 
     def answer(name: str, token: Token) -> Transition:
         if token.attempt == 1:
@@ -258,7 +258,7 @@ async def test_concurrent_runs_do_not_mix(peers: Peers) -> None:
 
     async def whole(number: int) -> None:
         run_id, begun = await create(peers[number % len(peers)], compiled)
-        crowd = Crowd(peers, run_id, compiled, number)
+        crowd = RacingWorkers(peers, run_id, compiled, number)
         await crowd.work(begun, lambda name, token: Complete(run_id, name, token, number))
         run = await peers[0].wait(run_id)
         assert {node.output for node in run.nodes} == {number}

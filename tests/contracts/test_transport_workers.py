@@ -1,6 +1,6 @@
 """What travels between processes, with the workers at its end that would take it.
 
-The promises of `test_transport` are a transport's alone; these need somebody who claims, runs and
+The promises of `test_transport` are a transport's alone; these need a worker that claims, runs and
 answers. Everything is delivered several times here, as it may be. Workers on streams are in this
 process; workers of Celery are processes with a pool of processes each.
 """
@@ -40,7 +40,7 @@ Executed = tuple[str, str, int, str]
 """Run, node, attempt and worker."""
 
 
-class Staff(Protocol):
+class TransportServices(Protocol):
     """Services on one Redis, and what their handlers did."""
 
     settings: Settings
@@ -53,11 +53,11 @@ class Staff(Protocol):
         ...
 
     async def nothing_left(self, pipe: PipelinedRedis) -> bool:
-        """Nobody waits for anything, and nobody holds anything."""
+        """No worker waits for anything or holds anything."""
         ...
 
 
-class StreamsStaff:
+class StreamServices:
     def __init__(self, url: str) -> None:
         self.settings = Settings(redis_url=url, concurrency=4, drain_seconds=1)
         self._executed: list[Executed] = []
@@ -95,10 +95,10 @@ class StreamsStaff:
         return not any(left)
 
 
-class CeleryStaff:
+class CeleryServices:
     """Two workers serve all of these tests; they stand still until one begins its work."""
 
-    def __init__(self, crew: Crew) -> None:
+    def __init__(self, crew: CeleryWorkers) -> None:
         self.settings = Settings(redis_url=crew.url, transport="celery")
         self._crew = crew
 
@@ -118,7 +118,7 @@ class CeleryStaff:
                 await asyncio.to_thread(worker.wait_until_ready)
             yield parts
             for worker in hired:  # as `working` is left: what runs may finish
-                assert await asyncio.to_thread(worker.terminate) == 0, worker.told()
+                assert await asyncio.to_thread(worker.terminate) == 0, worker.reported()
 
     async def executed(self, pipe: PipelinedRedis) -> list[Executed]:
         noted = [orjson.loads(one) for one in await pipe.call("LRANGE", EXECUTED, 0, -1)]
@@ -144,7 +144,7 @@ async def led(settings: Settings) -> AsyncIterator[ServiceParts]:
         await _end(leading)
 
 
-class Crew:
+class CeleryWorkers:
     """Celery workers on a Redis of their own."""
 
     def __init__(self, redis: RedisServer, folder: Path) -> None:
@@ -165,27 +165,27 @@ class Crew:
 
 
 @pytest.fixture(scope="module")
-def crew(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
+def crew(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CeleryWorkers]:
     with RedisServer() as redis:
-        crew = Crew(redis, tmp_path_factory.mktemp("crew"))
+        crew = CeleryWorkers(redis, tmp_path_factory.mktemp("crew"))
         yield crew
         for worker in crew.workers:
             worker.kill()
 
 
 @pytest.fixture(params=["streams", "celery"])
-def staff(request: pytest.FixtureRequest) -> Staff:
+def staff(request: pytest.FixtureRequest) -> TransportServices:
     if request.param == "streams":
-        return StreamsStaff(request.getfixturevalue("redis_url"))
-    crew: Crew = request.getfixturevalue("crew")
+        return StreamServices(request.getfixturevalue("redis_url"))
+    crew: CeleryWorkers = request.getfixturevalue("crew")
     crew.go_on()
     crew.stand_still()
-    return CeleryStaff(crew)
+    return CeleryServices(crew)
 
 
 @pytest.fixture
-def on_streams(redis_url: str) -> StreamsStaff:
-    return StreamsStaff(redis_url)
+def on_streams(redis_url: str) -> StreamServices:
+    return StreamServices(redis_url)
 
 
 async def _end(task: asyncio.Task[None]) -> None:
@@ -212,7 +212,9 @@ async def repeated(pipe: PipelinedRedis, stream: str, known: set[bytes]) -> None
             await asyncio.gather(*(pipe.call("XADD", stream, "*", *fields) for _ in range(9)))
 
 
-async def test_several_workers_share_the_nodes_and_each_node_runs_once(staff: Staff) -> None:
+async def test_several_workers_share_the_nodes_and_each_node_runs_once(
+    staff: TransportServices,
+) -> None:
     nodes = {f"n{i}": {"config": {"seconds": 0.005}} for i in range(60)}
     async with staff.at_work("one", "two") as parts:
         await parts.orchestrator.submit(submit("r", nodes))
@@ -223,7 +225,7 @@ async def test_several_workers_share_the_nodes_and_each_node_runs_once(staff: St
     assert {worker for _, _, _, worker in executed} == {"one", "two"}
 
 
-async def test_tasks_and_results_that_arrive_ten_times_count_once(staff: Staff) -> None:
+async def test_tasks_and_results_that_arrive_ten_times_count_once(staff: TransportServices) -> None:
     nodes = {f"n{i}": {} for i in range(10)}
     async with connected(staff.settings) as parts:
         await parts.orchestrator.submit(submit("r", {**nodes, "z": {"dependencies": [*nodes]}}))
@@ -250,7 +252,7 @@ async def test_tasks_and_results_that_arrive_ten_times_count_once(staff: Staff) 
 
 
 async def test_a_rare_handler_does_not_wait_for_the_backlog_of_another(
-    on_streams: StreamsStaff,
+    on_streams: StreamServices,
 ) -> None:
     """On streams alone: Celery has one queue for all."""
     staff = on_streams
@@ -266,7 +268,7 @@ async def test_a_rare_handler_does_not_wait_for_the_backlog_of_another(
     assert before < 50
 
 
-async def test_a_stopping_worker_loses_no_message(staff: Staff) -> None:
+async def test_a_stopping_worker_loses_no_message(staff: TransportServices) -> None:
     async with staff.at_work("one") as parts:
         async with staff.at_work("leaving"):
             pass
@@ -281,9 +283,9 @@ async def test_a_stopping_worker_loses_no_message(staff: Staff) -> None:
 
 
 async def test_a_run_is_in_the_lease_index_while_a_worker_runs_one_of_its_nodes(
-    staff: Staff,
+    staff: TransportServices,
 ) -> None:
-    """Before it is claimed: who dies right after that is missed by nobody else."""
+    """Before it is claimed: a worker that dies right after that is missed by no other."""
     async with staff.at_work("one") as parts:
         await parts.orchestrator.submit(submit("r", {"n": {"config": {"seconds": 0.3}}}))
         while not await staff.executed(parts.pipe):

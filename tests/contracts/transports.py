@@ -42,7 +42,7 @@ Taken = tuple[str, str, Token]
 
 
 @dataclass
-class Ends:
+class TransportEnds:
     transport: Transport
     submit: Callable[[str, Graph], Awaitable[list[Dispatch]]]
     """Make a run and give its first orders."""
@@ -53,7 +53,7 @@ class Ends:
 
 
 @asynccontextmanager
-async def local() -> AsyncIterator[Ends]:
+async def local() -> AsyncIterator[TransportEnds]:
     stopped: list[Stop] = []
     transport = LocalTransport(stopped.append)
 
@@ -65,10 +65,10 @@ async def local() -> AsyncIterator[Ends]:
             await transport.news()
         return [seen(dispatch) for dispatch in batch]
 
-    yield Ends(transport, submit, take, stopped)
+    yield TransportEnds(transport, submit, take, stopped)
 
 
-class Crew:
+class TransportWorkers:
     """Workers that take what is published. What one had read when its taker gave up, the next
     taker gets: to a worker that is gone for good, its lease and the sweep are the answer."""
 
@@ -107,7 +107,7 @@ class Crew:
 
 
 @asynccontextmanager
-async def streams() -> AsyncIterator[Ends]:
+async def streams() -> AsyncIterator[TransportEnds]:
     async with AsyncExitStack() as stack:
         pipe, listening = [
             await stack.enter_async_context(PipelinedRedis(redis_url())) for _ in range(2)
@@ -119,8 +119,8 @@ async def streams() -> AsyncIterator[Ends]:
         async def submit(run_id: str, graph: Graph) -> list[Dispatch]:
             return (await store.create(Submit(run_id, graph, {}), 1000.0)).dispatch
 
-        crew = Crew(stack, pipe)
-        ends = Ends(publisher, submit, crew.take)
+        crew = TransportWorkers(stack, pipe)
+        ends = TransportEnds(publisher, submit, crew.take)
         feed = StopBroadcast(listening)
 
         async def hear() -> None:
@@ -140,7 +140,7 @@ def seen(dispatch: Dispatch) -> Taken:
 
 
 @asynccontextmanager
-async def celery() -> AsyncIterator[Ends]:
+async def celery() -> AsyncIterator[TransportEnds]:
     """The worker is a process, and its pool another: what is delivered there is what is taken."""
     url = celery_redis()
     settings = Settings(redis_url=url, transport="celery")
@@ -157,7 +157,9 @@ async def celery() -> AsyncIterator[Ends]:
             taken = [orjson.loads(one) for one in found]
             return [(run_id, node, Token.parse(token)) for run_id, node, token in taken]
 
-        ends = Ends(Publisher(parts.store, parts.store, parts.sender, parts.clock), submit, take)
+        ends = TransportEnds(
+            Publisher(parts.store, parts.store, parts.sender, parts.clock), submit, take
+        )
         feed = StopBroadcast(listening)
 
         async def hear() -> None:
@@ -182,7 +184,7 @@ def celery_redis() -> str:
     return server.url
 
 
-TRANSPORTS: dict[str, Callable[[], AbstractAsyncContextManager[Ends]]] = {
+TRANSPORTS: dict[str, Callable[[], AbstractAsyncContextManager[TransportEnds]]] = {
     "local": local,
     "streams": streams,
     "celery": celery,

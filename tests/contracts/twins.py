@@ -1,7 +1,7 @@
 """One run twice: in a store, and in the bare core beside it. Whatever happens, happens to both.
 
 Nonces are the store's own, so a token is compared by its epoch and attempt, and translated on the
-way in. It must not know which store it is, nor what happens.
+way in.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from dovetail.core.step import begin, step
 from dovetail.core.transitions import Complete, Decision, Submit, Transition
 from dovetail.engine.ports import Store
 
-from ..core.drawn import Deed, Meaning
+from ..core.drawn import DrawnAction, Meaning
 from .stores import Peers, new_run_id, plain, read
 
 
 def in_silence(_: str) -> None:
-    """Nobody wants to hear the story."""
+    """Ignores the story."""
 
 
 class Twins:
@@ -53,7 +53,7 @@ class Twins:
         """Another handle each time: what one has done, all of them see."""
         return next(self._peers)
 
-    async def walk(self, story: list[Deed]) -> None:
+    async def walk(self, story: list[DrawnAction]) -> None:
         await self.begin()
         for deed in story:
             await self.happen(deed)
@@ -68,7 +68,7 @@ class Twins:
         self.meaning = Meaning(self.id, {})
         await self._compare()
 
-    async def happen(self, deed: Deed) -> None:
+    async def happen(self, deed: DrawnAction) -> None:
         if deed.wait:  # what happens at the same time is applied together
             await self.settle()
             self.now += deed.wait
@@ -77,7 +77,7 @@ class Twins:
         if token is not None and not self._known(move):
             await self.settle()  # its token was made in this very batch
         self._add(move)
-        if deed.place % 3 == 0:  # delivered twice, and somebody else's mail in between
+        if deed.place % 3 == 0:  # delivered twice, and a message of another run in between
             self._add(move)
 
     async def together(self, moves: list[Transition], wait: float, *, heard: bool = True) -> None:

@@ -1,8 +1,8 @@
 """Random workflows and random things that happen to them, for Hypothesis.
 
-A thing that happens is drawn as plain numbers (`Deed`) and given its meaning only when its turn
-comes, from the run as it is then: so any list of deeds is a walk, and a shorter list is a
-simpler one. It must not know what the outcome should be.
+A thing that happens is drawn as plain numbers (`DrawnAction`) and given its meaning only when its
+turn comes, from the run as it is then: so any list of deeds is a walk, and a shorter list is a
+simpler one.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ HINTS: tuple[dict[str, Any], ...] = (
 )
 
 
-class Deed(NamedTuple):
+class DrawnAction(NamedTuple):
     """Something that may happen. What the numbers mean depends on the run."""
 
     kind: int
@@ -124,7 +124,7 @@ WAITS = (0.0, 0.0, 1.0, 10.0, 30.0)
 TOKENS = ("own",) * 12 + ("earlier",) * 3 + ("forged", "none", "next")
 
 deed = st.builds(
-    Deed,
+    DrawnAction,
     kind=st.integers(0, len(KINDS) - 1),
     place=st.integers(0, 40),
     token=st.integers(0, len(TOKENS) - 1),
@@ -147,7 +147,7 @@ class Meaning:
             if node.token not in known:
                 known.append(node.token)
 
-    def of(self, deed: Deed, run: RunState, now: float) -> Transition:
+    def of(self, deed: DrawnAction, run: RunState, now: float) -> Transition:
         """Mostly something that could happen next, sometimes just anything."""
         names = [spec.id for spec in run.graph.nodes]
         kind, able = KINDS[deed.kind], names
@@ -190,7 +190,7 @@ class Meaning:
                 return TakeOver(self.run_id, MAX_CRASHES, float(deed.place % 3))
         return Renew(self.run_id, name, token, now + LEASE)
 
-    def _token(self, name: str, deed: Deed, run: RunState) -> Token:
+    def _token(self, name: str, deed: DrawnAction, run: RunState) -> Token:
         own = run.node(name).token
         match TOKENS[deed.token]:
             case "earlier":

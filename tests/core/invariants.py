@@ -1,8 +1,8 @@
 """What holds of a run after every transition, whatever happened to it before.
 
 Read from the nodes' states alone and compared with what the run keeps beside them, so that a
-count that drifts is found at the step that made it drift. It must not know how a run is
-driven: the walks by hand, the random ones and the store contract all call it.
+count that drifts is found at the step that made it drift. The
+walks by hand, the random ones and the store contract all call it.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _check_node(run: RunState, index: int, node: NodeState) -> None:
         parents = [run.nodes[parent].status for parent in run.graph.nodes[index].parents]
         assert node.waiting == sum(parent not in SETTLED for parent in parents)
         assert node.fed is (NodeStatus.COMPLETED in parents)
-        assert node.waiting, "a node that waits for nobody was left behind"
+        assert node.waiting, "a node that waits for no parent was left behind"
         assert NodeStatus.FAILED not in parents
     _check_words(node)
 

@@ -23,7 +23,7 @@ from dovetail.core.states import NodeStatus, Reason, RunStatus
 from dovetail.core.step import begin, step
 from dovetail.core.transitions import Claim, Complete, Submit, TakeOver
 
-from .drawn import Deed, Meaning, deeds, examples, graphs, limits
+from .drawn import DrawnAction, Meaning, deeds, examples, graphs, limits
 from .walk import Walk
 from .walk import graph as drawn_graph
 
@@ -31,7 +31,7 @@ Log = list[Event]
 REASONS = [reason.value for reason in Reason]
 
 
-class Told:
+class RecordedRun:
     """A run that is stepped, and the log that a store would keep of it."""
 
     def __init__(self, compiled: Graph, max_bytes: int | None = None) -> None:
@@ -46,7 +46,7 @@ class Told:
         self._meaning = Meaning("r", {})
         self._meaning.learn(self.run)
 
-    def happen(self, deed: Deed) -> None:
+    def happen(self, deed: DrawnAction) -> None:
         self.now += deed.wait
         transition = self._meaning.of(deed, self.run, self.now)
         if isinstance(transition, TakeOver):  # where clocks go back, a journal is kept
@@ -59,8 +59,10 @@ class Told:
         self.log += [Event(*orjson.loads(orjson.dumps(event[:]))) for event in events]
 
 
-def told(compiled: Graph, story: list[Deed], max_bytes: int | None = None) -> Told:
-    it = Told(compiled, max_bytes)
+def reported(
+    compiled: Graph, story: list[DrawnAction], max_bytes: int | None = None
+) -> RecordedRun:
+    it = RecordedRun(compiled, max_bytes)
     for deed in story:
         it.happen(deed)
     return it
@@ -69,9 +71,9 @@ def told(compiled: Graph, story: list[Deed], max_bytes: int | None = None) -> To
 @examples(150)
 @given(graphs(), deeds, limits)
 def test_a_log_produced_by_the_rules_passes_the_audit(
-    compiled: Graph, story: list[Deed], max_bytes: int | None
+    compiled: Graph, story: list[DrawnAction], max_bytes: int | None
 ) -> None:
-    it = told(compiled, story, max_bytes)
+    it = reported(compiled, story, max_bytes)
     assert audit(it.submit, it.log, it.run) == []
 
 
@@ -127,7 +129,7 @@ MUTATIONS: tuple[Mutation, ...] = (
 NOTHING_FOLLOWS = {"node.progress", "result.refused"}
 
 
-def cannot_be_seen(kind: str, it: Told, at: int) -> bool:
+def cannot_be_seen(kind: str, it: RecordedRun, at: int) -> bool:
     """A log that was changed so could have come about by itself, and leads to the same run."""
     event, later = it.log[at], it.log[at + 1 :]
     match kind:
@@ -161,9 +163,9 @@ def test_a_log_that_was_tampered_with_is_detected() -> None:
 
     @settings(examples(120), derandomize=True)  # how many are missed is a matter of chance
     @given(graphs(), deeds, st.randoms(use_true_random=False))
-    def tamper(compiled: Graph, story: list[Deed], random: Random) -> None:
+    def tamper(compiled: Graph, story: list[DrawnAction], random: Random) -> None:
         nonlocal tried, missed
-        it = told(compiled, story)
+        it = reported(compiled, story)
         for mutate in MUTATIONS * 4:
             at = random.randrange(len(it.log))
             log = renumbered(mutate(it.log, at, random))
@@ -223,9 +225,9 @@ KEPT_OTHERWISE = (
 @examples(60)
 @given(graphs(), deeds, st.randoms(use_true_random=False))
 def test_a_stored_run_that_differs_from_its_log_is_detected(
-    compiled: Graph, story: list[Deed], random: Random
+    compiled: Graph, story: list[DrawnAction], random: Random
 ) -> None:
-    it = told(compiled, story)
+    it = reported(compiled, story)
     for change in KEPT_OTHERWISE:
         run = kept(it.run)
         assert audit(it.submit, it.log, run) == []
@@ -369,8 +371,8 @@ def test_a_parked_node_may_be_rescheduled_earlier_and_not_later() -> None:
     walk.run("a")
     assert differences(walk) == []
     again = place_of(walk, "node.parked", "a") + 1
-    told = {"until": 700.5, "resource_tag": "t"}
-    (difference,) = differences(walk, changed(walk, again, data=told))
+    reported = {"until": 700.5, "resource_tag": "t"}
+    (difference,) = differences(walk, changed(walk, again, data=reported))
     assert difference == f"event {again}: 'a' was to wait 599.000 s longer"
 
 

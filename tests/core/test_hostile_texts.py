@@ -1,7 +1,7 @@
 """Definitions that attack their reader: bombs, floods, and schemas that never end.
 
 Every body comes to this: read as text, then checked. It must cost at most 100 ms of the processor,
-whatever is in it, be it as small as the API reads in the loop that serves everybody or a whole
+whatever is in it, be it as small as the API reads in the loop that serves all callers or a whole
 megabyte. Only what comes close to the largest workflow there may be takes as long as that.
 """
 
@@ -210,7 +210,7 @@ DEFINITIONS: dict[str, Callable[[int], str]] = {
     "no nodes": filled("null,", '{"name":"x","nodes":[', "1]}"),
     "a long name": filled("x", '{"name":"', '","nodes":[]}'),
     "templates that are one bomb each": of_config(lambda at: "{{ 'a' * 10**9 }}", 32),
-    "templates that read nobody": of_config(lambda at: "{{ b.c }}", 24),
+    "templates that read no node": of_config(lambda at: "{{ b.c }}", 24),
     "templates without an end": of_config(lambda at: "{{ " * 5000, 15_000),
     "dense templates": of_config(lambda at: "{{ params.a }}" * 1100, 15_400),
     "a template that is too long": lambda size: json.dumps(
@@ -305,7 +305,7 @@ SCHEMAS: dict[str, Callable[[int], Any]] = {
     "patterns of letters": lambda size: {
         "properties": {f"p{at}": {"pattern": f"\\p{{L}}{{50}}{at}"} for at in range(200)}
     },
-    "billion laughs that nobody refers to": lambda size: {
+    "billion laughs without a reference": lambda size: {
         "default": {},
         "$defs": {
             f"a{at}": {"allOf": [{"$ref": f"#/$defs/a{at - 1}"}] * 9} if at else {}

@@ -25,11 +25,11 @@ def test_an_output_that_looks_like_a_reference_is_sent_as_a_reference(
     output: Any, more: int
 ) -> None:
     size = len(orjson.dumps(output)) + more
-    told = output if is_shown(output, size) else reference(size, "/somewhere")
-    if looks_like_a_reference(told):
-        assert told == {"$output": {"size": size, "href": "/somewhere"}}
+    reported = output if is_shown(output, size) else reference(size, "/somewhere")
+    if looks_like_a_reference(reported):
+        assert reported == {"$output": {"size": size, "href": "/somewhere"}}
     else:
-        assert told == output
+        assert reported == output
 
 
 def test_an_output_of_64_kib_is_shown_and_a_byte_more_is_not() -> None:

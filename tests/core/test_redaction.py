@@ -15,7 +15,7 @@ from dovetail.config import Settings
 from dovetail.core.errors import PermanentError, SecretInKey
 from dovetail.core.redaction import Redactor, weakness
 from dovetail.handlers.failure import describe
-from dovetail.handlers.responses import HttpResponse, check_status
+from dovetail.handlers.http_rules import HttpResponse, check_status
 
 from .pace import seconds_of
 
@@ -94,8 +94,10 @@ class TestAKey:
         assert redacted[f"prompt_{secret}s"][1] == "***"
 
     def test_of_a_log_record_is_masked(self):
-        told = Redactor({"T": SIMPLE, "S": "token"}).redact_shown({SIMPLE: 1, "token": "a token"})
-        assert told == {"***": 1, "token": "a ***"}
+        reported = Redactor({"T": SIMPLE, "S": "token"}).redact_shown(
+            {SIMPLE: 1, "token": "a token"}
+        )
+        assert reported == {"***": 1, "token": "a ***"}
 
 
 class TestAShortOrCommonSecret:
@@ -297,8 +299,8 @@ def test_a_text_is_redacted_before_it_is_cut():
     """Of a secret that a cut goes through, the beginning would stay."""
     redact = Redactor({"A": SIMPLE}).redact
     for before in range(9_980, 10_010):
-        told = describe(ValueError("x" * before + SIMPLE), redact)
-        assert "hunt" not in told["message"]
+        reported = describe(ValueError("x" * before + SIMPLE), redact)
+        assert "hunt" not in reported["message"]
     for before in range(280, 310):
         body = b"x" * before + SIMPLE.encode()
         answer = HttpResponse(400, {"content-type": "text/plain"}, body, "GET http://h/")

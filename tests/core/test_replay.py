@@ -17,7 +17,7 @@ from dovetail.core.states import NodeStatus
 from dovetail.core.step import begin, step
 from dovetail.core.transitions import Claim, Complete, Decision, Submit, TakeOver, Transition
 
-from .drawn import Deed, Meaning, deeds, examples, graphs, limits
+from .drawn import DrawnAction, Meaning, deeds, examples, graphs, limits
 from .walk import graph
 
 SUBMIT_TIME = 1000.0
@@ -43,7 +43,7 @@ class Journalled:
         self.meaning.learn(self.run)
         return decision
 
-    def happen(self, deed: Deed) -> None:
+    def happen(self, deed: DrawnAction) -> None:
         self.now += deed.wait
         self.apply(self.meaning.of(deed, self.run, self.now))
 
@@ -85,7 +85,7 @@ def comparable(run: RunState) -> dict[str, Any]:
 @examples(400)
 @given(graphs(), deeds, limits)
 def test_a_run_rebuilt_from_its_journal_equals_the_run(
-    compiled: Graph, story: list[Deed], max_bytes: int | None
+    compiled: Graph, story: list[DrawnAction], max_bytes: int | None
 ) -> None:
     it = Journalled(compiled, max_bytes)
     for deed in story:
@@ -97,7 +97,7 @@ def test_a_run_rebuilt_from_its_journal_equals_the_run(
 @examples(200)
 @given(graphs(), deeds, limits)
 def test_a_journal_produced_by_the_rules_passes_the_check(
-    compiled: Graph, story: list[Deed], max_bytes: int | None
+    compiled: Graph, story: list[DrawnAction], max_bytes: int | None
 ) -> None:
     it = Journalled(compiled, max_bytes)
     for deed in story:

@@ -142,6 +142,6 @@ def test_the_audit_finds_a_run_whose_outputs_exceed_its_limit() -> None:
         "the run counts 39 bytes of outputs; there are 40"
     ]
     walk.state.kept_bytes, walk.state.max_bytes = 40, 35
-    told = audit(submit._replace(max_bytes=35), walk.log, walk.state)
-    assert len(told) == 1
-    assert "too_large" in told[0], "the rules would have failed it"
+    reported = audit(submit._replace(max_bytes=35), walk.log, walk.state)
+    assert len(reported) == 1
+    assert "too_large" in reported[0], "the rules would have failed it"

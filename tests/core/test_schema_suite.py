@@ -2,7 +2,7 @@
 what is refused is refused for a reason that the guide names.
 
 `./dev test` fetches the suite, which is not ours. Each schema stands in a property, because params
-are an object. What it must not know: how a schema is checked.
+are an object.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def test_a_byte_order_mark_is_ignored(kind: Format) -> None:
         ("18446744073709551615", 18446744073709551615),
         ("+18446744073709551615", 18446744073709551615),
         ("-9223372036854775808", -9223372036854775808),
-        # Everything below means text to somebody, so it is text.
+        # Everything below means text to some reader, so it is text.
         *[
             (text, text)
             for text in ("on", "off", "yes", "No", "y", "0777", "0x1f", "0o17", "1_000", "1:30")

@@ -84,8 +84,8 @@ def test_attempts_are_zero_before_the_first_start_and_grow_by_one() -> None:
     walk.later(10)
     walk.wake("a")
     walk.run("a")
-    told = [(event.type, event.attempt) for event in walk.log if event.node]
-    assert told == [
+    reported = [(event.type, event.attempt) for event in walk.log if event.node]
+    assert reported == [
         ("node.queued", 0),
         ("node.started", 1),
         ("node.retrying", 1),
@@ -112,8 +112,8 @@ def test_a_node_event_has_the_epoch_of_its_node_and_a_run_event_that_of_the_run(
 def test_skips_and_cancels_carry_their_reason() -> None:
     walk = Walk({"a": [], "b": ["a"], "c": []}, on_failure="continue", c={"condition": False})
     walk.break_("a")
-    told = {event.node: event.data for event in walk.events_of("node.skipped")}
-    assert told == {
+    reported = {event.node: event.data for event in walk.events_of("node.skipped")}
+    assert reported == {
         "c": {"reason": "condition_false"},
         "b": {"reason": "dependency_failed", "cause": "a"},
     }

@@ -159,7 +159,7 @@ class Point:
 
 class Table:
     def tolist(self) -> list[int]:
-        raise AssertionError("nobody calls it")
+        raise AssertionError("it is never called")
 
 
 @pytest.mark.parametrize(
@@ -195,8 +195,8 @@ def test_a_value_that_json_cannot_hold_is_refused_with_what_to_return_instead(
     ):
         with pytest.raises(NotJson) as error:
             encode(output)
-        told = f"{where} is {name}, which JSON cannot hold: return {advice}"
-        assert error.value.of_output() == told
+        reported = f"{where} is {name}, which JSON cannot hold: return {advice}"
+        assert error.value.of_output() == reported
 
 
 @given(st.recursive(st.dates() | st.binary() | st.uuids(), lambda s: st.lists(s, min_size=1)))
@@ -216,15 +216,15 @@ def test_the_advice_does_not_access_attributes_of_the_value() -> None:
 
     with pytest.raises(NotJson) as error:
         encode([Hostile()])
-    told = f"output[0] is a Hostile, which JSON cannot hold: return {ANY_JSON}"
-    assert error.value.of_output() == told
+    reported = f"output[0] is a Hostile, which JSON cannot hold: return {ANY_JSON}"
+    assert error.value.of_output() == reported
 
 
 def test_other_faults_of_an_output_name_their_path() -> None:
-    for value, told in (({"x": math.nan}, "x: nan is not a"), ({1: 2}, "key 1 is not text")):
+    for value, reported in (({"x": math.nan}, "x: nan is not a"), ({1: 2}, "key 1 is not text")):
         with pytest.raises(NotJson) as error:
             encode(value)
-        assert error.value.of_output().startswith(f"the output cannot be stored: {told}")
+        assert error.value.of_output().startswith(f"the output cannot be stored: {reported}")
 
 
 def test_every_fault_is_found_in_order() -> None:

@@ -28,11 +28,11 @@ from dovetail.core.transitions import (
     Wake,
 )
 
-from .drawn import LEASE, Deed, Meaning, deeds, error_of, examples, graphs, limits, output_of
+from .drawn import LEASE, DrawnAction, Meaning, deeds, error_of, examples, graphs, limits, output_of
 from .invariants import Ledger, check_run, check_step
 
 
-class Stroll:
+class CheckedRun:
     """A run that is stepped and checked at each step."""
 
     def __init__(self, graph: Graph, max_bytes: int | None = None) -> None:
@@ -56,7 +56,7 @@ class Stroll:
         self.meaning.learn(self.run)
         return decision
 
-    def happen(self, deed: Deed) -> None:
+    def happen(self, deed: DrawnAction) -> None:
         self.now += deed.wait
         transition = self.meaning.of(deed, self.run, self.now)
         event(f"{type(transition).__name__} {'taken' if self.apply(transition) else 'refused'}")
@@ -103,9 +103,9 @@ class Stroll:
 @examples(400)
 @given(graphs(), deeds, limits)
 def test_the_rules_hold_for_any_transitions_in_any_order(
-    graph: Graph, story: list[Deed], max_bytes: int | None
+    graph: Graph, story: list[DrawnAction], max_bytes: int | None
 ) -> None:
-    stroll = Stroll(graph, max_bytes)
+    stroll = CheckedRun(graph, max_bytes)
     for deed in story:
         stroll.happen(deed)
 
@@ -113,9 +113,9 @@ def test_the_rules_hold_for_any_transitions_in_any_order(
 @examples(200)
 @given(graphs(), deeds, st.sets(st.integers(0, 7)), st.randoms(use_true_random=False))
 def test_every_run_ends_after_any_transitions(
-    graph: Graph, story: list[Deed], broken: set[int], random: Any
+    graph: Graph, story: list[DrawnAction], broken: set[int], random: Any
 ) -> None:
-    stroll = Stroll(graph)
+    stroll = CheckedRun(graph)
     for deed in story:
         stroll.happen(deed)
     names = {f"n{place}" for place in broken}
@@ -125,8 +125,10 @@ def test_every_run_ends_after_any_transitions(
 
 @examples(200)
 @given(graphs(), deeds)
-def test_at_most_once_nodes_start_at_most_once_in_an_epoch(graph: Graph, story: list[Deed]) -> None:
-    stroll = Stroll(graph)
+def test_at_most_once_nodes_start_at_most_once_in_an_epoch(
+    graph: Graph, story: list[DrawnAction]
+) -> None:
+    stroll = CheckedRun(graph)
     for deed in story:
         stroll.happen(deed)
     for (place, _), starts in stroll.ledger.starts.items():
@@ -136,7 +138,7 @@ def test_at_most_once_nodes_start_at_most_once_in_an_epoch(graph: Graph, story: 
 
 def finished(graph: Graph, broken: set[str], order: int) -> RunState:
     """The run after its nodes finished in some order, those in `broken` by failing."""
-    stroll = Stroll(graph)
+    stroll = CheckedRun(graph)
     chance = Random(order)
     stroll.finish(lambda able: chance.randrange(len(able)), broken.__contains__)
     return stroll.run

@@ -7,7 +7,7 @@
     assert walk.phase("b") == "backing_off"
 
 Time, chance and nonces are the walk's own. After every step it checks what must hold of any run
-(`invariants`). It must not know a rule: what a test expects, the test says.
+(`invariants`).
 """
 
 from __future__ import annotations

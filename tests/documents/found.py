@@ -49,12 +49,17 @@ def context(node: str, out: object, *, run_id: str = "run-1", **params: Any) -> 
 def take_in(
     reviews: Reviews, document_id: str = "invoice-7", *, now: float = 1.0, **found: Any
 ) -> Review:
-    told = extracted(**found)
-    folder = reviews.out / "parquet" / f"day={told['date'] or 'unknown'}" / f"type={told['type']}"
+    reported = extracted(**found)
+    folder = (
+        reviews.out
+        / "parquet"
+        / f"day={reported['date'] or 'unknown'}"
+        / f"type={reported['type']}"
+    )
     return reviews.upsert(
         document_id,
-        file_path=told["file_path"],
-        extracted=told,
+        file_path=reported["file_path"],
+        extracted=reported,
         parquet_path=folder / f"{document_id}.parquet",
         json_path=reviews.out / "json" / f"{document_id}.json",
         now=now,

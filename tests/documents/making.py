@@ -1,7 +1,6 @@
 """Makes documents of every kind that is read: whole ones, and broken, locked and huge ones.
 
-PDF is written by hand, so that each byte of it is ours to choose; DOCX by python-docx. It must
-not know how any of them is read.
+PDF is written by hand, so that each byte of it is ours to choose; DOCX by python-docx.
 """
 
 from __future__ import annotations
@@ -107,7 +106,7 @@ def _file(objects: list[bytes], identity: bytes, lock: tuple[bytes, bytes, bytes
     trailer = b"/ID [<%s> <%s>]" % (identity.hex().encode(), identity.hex().encode())
     if lock is not None:
         _, owner, user = lock
-        # The dictionary itself is never encrypted: whoever opens the file must read it first.
+        # The dictionary itself is never encrypted: a reader of the file needs it first.
         objects = [
             *objects,
             b"<< /Filter /Standard /V 1 /R 2 /P -4 /O <%s> /U <%s> >>"

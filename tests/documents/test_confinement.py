@@ -42,8 +42,8 @@ CANARY = "Invoice\nVendor: Canary Ltd\nTotal: 77.77 EUR\n"
 TEXT = "Invoice\nVendor: Inside Ltd\nTotal: 12.00 EUR\n"
 
 
-class Ground:
-    """A root, and beside it a tree that nobody may touch."""
+class ConfinedRoot:
+    """A root, and beside it a tree that must stay untouched."""
 
     def __init__(self, folder: Path) -> None:
         self.root, self.victim = folder / "root", folder / "victim"
@@ -90,8 +90,8 @@ class Ground:
 
 
 @pytest.fixture
-def ground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ground]:
-    made = Ground(tmp_path)
+def ground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ConfinedRoot]:
+    made = ConfinedRoot(tmp_path)
     monkeypatch.setenv("DOVETAIL_DOCUMENTS_ROOTS", str(made.root))
     for name in ("DATABASE_URL", "LLM_BASE_URL", "LLM_MODEL", "DOCUMENTS_OUT", "REDIS_URL"):
         monkeypatch.delenv(f"DOVETAIL_{name}", raising=False)
@@ -139,7 +139,7 @@ def test_every_documents_handler_is_attacked() -> None:
         "",
     ],
 )
-def test_a_review_cannot_be_pointed_to_a_file_to_delete(ground: Ground, victim: str) -> None:
+def test_a_review_cannot_be_pointed_to_a_file_to_delete(ground: ConfinedRoot, victim: str) -> None:
     out = str(ground.root / "out")
     path = victim.format(out=out, root=ground.root, victim=ground.victim)
     good = f"{out}/parquet/day=2026-03-04/type=invoice/doc.parquet"
@@ -149,13 +149,13 @@ def test_a_review_cannot_be_pointed_to_a_file_to_delete(ground: Ground, victim: 
             perform("create_review", saved_at(parquet, f"{out}/json/doc.json"), ground.params())
     assert ground.outside() == before
     assert (ground.root / "in" / "a.txt").read_text() == TEXT
-    with pytest.raises(PermanentError, match="is not where 'doc' is saved as parquet") as told:
+    with pytest.raises(PermanentError, match="is not where 'doc' is saved as parquet") as raised:
         perform("create_review", saved_at(path, f"{out}/json/doc.json"), ground.params())
-    assert told.value.type == "not_allowed"
-    assert "DOVETAIL_DOCUMENTS_ROOTS" in str(told.value)
+    assert raised.value.type == "not_allowed"
+    assert "DOVETAIL_DOCUMENTS_ROOTS" in str(raised.value)
 
 
-def test_a_manipulated_row_of_a_review_deletes_no_other_file(ground: Ground) -> None:
+def test_a_manipulated_row_of_a_review_deletes_no_other_file(ground: ConfinedRoot) -> None:
     out = ground.root / "out"
     config = saved_at(
         f"{out}/parquet/day=2026-03-04/type=invoice/doc.parquet", f"{out}/json/doc.json"
@@ -178,7 +178,7 @@ def test_a_manipulated_row_of_a_review_deletes_no_other_file(ground: Ground) -> 
 @pytest.mark.parametrize(
     "kind", ["x/../../../../victim", "..", "/victim", "a/b", "\0", "", "x" * 300, "Ä", "a b", None]
 )
-def test_a_document_type_becomes_the_name_of_one_folder(ground: Ground, kind: Any) -> None:
+def test_a_document_type_becomes_the_name_of_one_folder(ground: ConfinedRoot, kind: Any) -> None:
     before = ground.outside()
     saved = None
     with suppress(Exception):  # Parquet has no column for every one of them
@@ -200,7 +200,7 @@ def test_every_value_gives_a_valid_and_unambiguous_file_name(value: Any) -> None
     assert file_name(value) == name
 
 
-# --- paths that nobody has thought of ----------------------------------------------------------
+# --- random paths ------------------------------------------------------------------------------
 
 PARTS = st.sampled_from(
     [
@@ -236,7 +236,7 @@ def paths(draw: st.DrawFn) -> str:
     sha256=st.one_of(st.just(""), PARTS, paths()),
 )
 def test_no_path_leads_a_handler_out_of_the_roots(
-    ground: Ground, name: str, file_path: str, out: str, parquet: str, json: str, **more: Any
+    ground: ConfinedRoot, name: str, file_path: str, out: str, parquet: str, json: str, **more: Any
 ) -> None:
     def filled(text: Any) -> Any:
         if not isinstance(text, str):
@@ -255,14 +255,14 @@ def test_no_path_leads_a_handler_out_of_the_roots(
     params = {"document_id": more["document_id"]}
     params |= {"file_path": filled(file_path), "out": filled(out)}
     before = ground.outside()
-    told = None
+    reported = None
     with suppress(Exception):
-        told = perform(name, config, params)
+        reported = perform(name, config, params)
         # Once more, with a good path: this is when an earlier one would be deleted.
         perform(name, config | {"parquet": {"path": filled(parquet) + "x"}}, params)
     close_reviews()
     assert ground.outside() == before
-    assert "Canary" not in str(told)
+    assert "Canary" not in str(reported)
     assert (ground.root / "in" / "a.txt").read_text() == TEXT
 
 
@@ -272,7 +272,7 @@ def test_no_path_leads_a_handler_out_of_the_roots(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(path=paths())
-def test_no_path_leads_a_file_out_of_the_roots(ground: Ground, path: str) -> None:
+def test_no_path_leads_a_file_out_of_the_roots(ground: ConfinedRoot, path: str) -> None:
     place = Path(path.replace("{root}", str(ground.root)).replace("{victim}", str(ground.victim)))
     before = ground.outside()
     for act in (
@@ -292,7 +292,7 @@ def test_no_path_leads_a_file_out_of_the_roots(ground: Ground, path: str) -> Non
 # --- links that are put there meanwhile --------------------------------------------------------
 
 
-def swap(ground: Ground, place: Path) -> None:
+def swap(ground: ConfinedRoot, place: Path) -> None:
     """What is there becomes a link to the same place beside the root."""
     if not place.is_symlink():
         place.rename(place.with_name(f"{place.name}-before"))
@@ -302,7 +302,7 @@ def swap(ground: Ground, place: Path) -> None:
 @pytest.mark.parametrize("part", ["out", "out/json", "out/parquet", "out/.cache", "in"])
 @pytest.mark.parametrize("name", HANDLERS)
 def test_a_link_created_after_the_check_leads_nowhere(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch, part: str, name: str
+    ground: ConfinedRoot, monkeypatch: pytest.MonkeyPatch, part: str, name: str
 ) -> None:
     (ground.victim / "a.txt").write_text(CANARY)
     out = ground.root / "out"
@@ -321,17 +321,17 @@ def test_a_link_created_after_the_check_leads_nowhere(
         return found
 
     monkeypatch.setattr(confinement, "_is_within", looked_then_swapped)
-    told = ""
+    reported = ""
     with suppress(DovetailError):
         other = {**config, "extracted": extracted(date=None)}
-        told = str(perform(name, other, ground.params()))
+        reported = str(perform(name, other, ground.params()))
     close_reviews()
     assert ground.outside() == before
-    assert "Canary" not in told
+    assert "Canary" not in reported
 
 
 def test_a_document_replaced_by_a_link_is_refused_by_name(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch
+    ground: ConfinedRoot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     document = ground.root / "in" / "a.txt"
     real = confinement._is_within
@@ -345,7 +345,7 @@ def test_a_document_replaced_by_a_link_is_refused_by_name(
     monkeypatch.setattr(confinement, "_is_within", looked_then_swapped)
     by_a_detour = ground.root / "in" / ".." / "in" / "a.txt"
     with (
-        pytest.raises(PermanentError, match="became a link while it was used") as told,
+        pytest.raises(PermanentError, match="became a link while it was used") as raised,
         opened_file(by_a_detour),
     ):
         pytest.fail("it was opened")
@@ -354,13 +354,13 @@ def test_a_document_replaced_by_a_link_is_refused_by_name(
     with pytest.raises(PermanentError, match="leads to"), opened_file(document):
         pytest.fail("it was opened")
     document = by_a_detour
-    assert told.value.type == "not_allowed"
-    assert str(document) in str(told.value)
-    assert str(ground.root) in str(told.value)
+    assert raised.value.type == "not_allowed"
+    assert str(document) in str(raised.value)
+    assert str(ground.root) in str(raised.value)
 
 
 def test_a_database_that_is_swapped_while_sqlite_opens_it_is_refused(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch
+    ground: ConfinedRoot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = sqlite3.connect
 
@@ -377,7 +377,7 @@ def test_a_database_that_is_swapped_while_sqlite_opens_it_is_refused(
 
 
 @pytest.mark.parametrize("name", ["reviews.db", "reviews.db-wal", "reviews.db-shm"])
-def test_a_database_that_is_a_link_is_refused(ground: Ground, name: str) -> None:
+def test_a_database_that_is_a_link_is_refused(ground: ConfinedRoot, name: str) -> None:
     (ground.root / "out").mkdir()
     (ground.root / "out" / name).symlink_to(ground.victim / "reviews.db")
     before = ground.outside()
@@ -387,7 +387,7 @@ def test_a_database_that_is_a_link_is_refused(ground: Ground, name: str) -> None
     assert ground.outside() == before
 
 
-def test_a_root_replaced_by_a_link_is_no_longer_the_root(ground: Ground) -> None:
+def test_a_root_replaced_by_a_link_is_no_longer_the_root(ground: ConfinedRoot) -> None:
     inner = ground.root / "in"
     confined(inner / "a.txt")
     swap(ground, inner)
@@ -397,12 +397,12 @@ def test_a_root_replaced_by_a_link_is_no_longer_the_root(ground: Ground) -> None
     assert ground.outside() == before
 
 
-def test_links_within_the_roots_are_followed(ground: Ground) -> None:
+def test_links_within_the_roots_are_followed(ground: ConfinedRoot) -> None:
     found = perform("extract", {}, ground.params(file_path=str(ground.root / "within" / "a.txt")))
     assert found["vendor"] == "Inside Ltd"
 
 
-def test_links_in_place_of_a_result_are_replaced(ground: Ground) -> None:
+def test_links_in_place_of_a_result_are_replaced(ground: ConfinedRoot) -> None:
     (ground.root / "out" / "json").mkdir(parents=True)
     (ground.root / "out" / "json" / "doc.json").symlink_to(ground.victim / "precious.db")
     before = ground.outside()
@@ -415,15 +415,15 @@ def test_links_in_place_of_a_result_are_replaced(ground: Ground) -> None:
 
 
 def test_without_a_setting_the_roots_are_the_working_folder_and_the_named_paths(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ground: ConfinedRoot, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("DOVETAIL_DOCUMENTS_ROOTS")
     monkeypatch.setattr(confinement, "_named", frozenset())
     monkeypatch.chdir(ground.root)
     assert confined("in/a.txt") == ground.root / "in" / "a.txt"
-    with pytest.raises(PermanentError) as told:
+    with pytest.raises(PermanentError) as raised:
         confined(ground.victim)
-    assert str(told.value) == (
+    assert str(raised.value) == (
         f"{ground.victim} is in none of the folders that documents may use here: {ground.root} "
         "(DOVETAIL_DOCUMENTS_ROOTS names others; it is not set)"
     )
@@ -437,7 +437,7 @@ def test_without_a_setting_the_roots_are_the_working_folder_and_the_named_paths(
 
 
 def test_the_roots_setting_overrides_the_named_paths(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch
+    ground: ConfinedRoot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(confinement, "_named", frozenset())
     allow(ground.victim)
@@ -445,16 +445,16 @@ def test_the_roots_setting_overrides_the_named_paths(
         confined(f"{ground.root}/../victim/precious.db")
 
 
-def test_a_document_outside_the_roots_fails_its_node_permanently(ground: Ground) -> None:
+def test_a_document_outside_the_roots_fails_its_node_permanently(ground: ConfinedRoot) -> None:
     path = str(ground.victim / "precious.db")
-    with pytest.raises(PermanentError) as told:
+    with pytest.raises(PermanentError) as raised:
         perform("extract", {}, ground.params(file_path=path))
-    assert told.value.type == "not_allowed"
+    assert raised.value.type == "not_allowed"
     for part in (path, str(ground.root), "DOVETAIL_DOCUMENTS_ROOTS"):
-        assert part in str(told.value)
+        assert part in str(raised.value)
 
 
-def test_reviews_outside_the_roots_are_refused_instead_of_empty(ground: Ground) -> None:
+def test_reviews_outside_the_roots_are_refused_instead_of_empty(ground: ConfinedRoot) -> None:
     with pytest.raises(PermanentError, match="DOVETAIL_DOCUMENTS_ROOTS"):
         open_reviews(ground.victim).list()
 
@@ -470,7 +470,7 @@ def umask(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 def test_every_written_file_is_private_to_its_owner_for_any_umask(
-    ground: Ground, umask: int, monkeypatch: pytest.MonkeyPatch
+    ground: ConfinedRoot, umask: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared = ground.root / "shared"
     shared.mkdir()

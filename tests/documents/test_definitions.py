@@ -125,8 +125,8 @@ def test_both_definitions_are_valid_without_a_warning(
     with pytest.raises(SystemExit) as leaving:
         main()
     assert leaving.value.code == 0
-    told = json.loads(capfd.readouterr().out)
-    assert [(one["valid"], one["warnings"]) for one in told] == [(True, []), (True, [])]
+    reported = json.loads(capfd.readouterr().out)
+    assert [(one["valid"], one["warnings"]) for one in reported] == [(True, []), (True, [])]
 
 
 def test_the_definitions_differ_only_in_the_two_conditions() -> None:
@@ -231,8 +231,8 @@ async def test_a_duplicate_is_not_extracted_but_has_its_own_files_and_review(
     assert run.nodes["extract"].attempt == 0
     assert str(path) not in str(run.outputs), "of the document that was first"
     assert run.outputs["record_metrics"]["status"] == "cached"
-    told = json.loads((out / "json" / "copy.txt.json").read_text())
-    assert (told["document_id"], told["file_path"]) == ("copy.txt", str(copy))
+    reported = json.loads((out / "json" / "copy.txt.json").read_text())
+    assert (reported["document_id"], reported["file_path"]) == ("copy.txt", str(copy))
     assert [one.file_path for one in open_reviews(out).list()] == [str(copy), str(path)]
 
 
@@ -467,11 +467,11 @@ async def test_the_routed_definition_skips_the_steps_that_do_not_apply(
 
 
 def test_line_items_are_added_up_and_compared_with_the_total(tmp_path: Path) -> None:
-    told = line_items({"extracted": extracted()}, context("line_items", tmp_path))
-    assert (told["count"], told["sum"], told["difference"]) == (2, 1234.56, 0.0)
+    reported = line_items({"extracted": extracted()}, context("line_items", tmp_path))
+    assert (reported["count"], reported["sum"], reported["difference"]) == (2, 1234.56, 0.0)
     bare = extracted(line_items=[], total=None)
-    told = line_items({"extracted": bare}, context("line_items", tmp_path))
-    assert (told["count"], told["sum"], told["difference"]) == (0, 0.0, None)
+    reported = line_items({"extracted": bare}, context("line_items", tmp_path))
+    assert (reported["count"], reported["sum"], reported["difference"]) == (0, 0.0, None)
 
 
 # --- PostgreSQL --------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""One content is extracted once: by whichever worker, however many ask, whoever dies."""
+"""One content is extracted once: by any worker, however many ask, and whichever process dies."""
 
 from __future__ import annotations
 
@@ -308,7 +308,7 @@ class TestExtractionEntry:
         first, second, third = places
         assert first.take()
         first.keep(RECORD)
-        assert second.take(), "somebody who had looked before it was kept"
+        assert second.take(), "a process that had looked before it was kept"
         first.leave()
         assert not third.take(), "it is still the second's"
         second.leave()

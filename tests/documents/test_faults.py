@@ -43,7 +43,7 @@ HUNG_UP = 0
 NO_LIMIT = "[rate_limits]\ngemini_api = {rate_per_second = 1000, burst = 1000}\n"
 
 
-class Desk:
+class DocumentProcesses:
     """A folder with documents, one for what is found, and the processes of this test."""
 
     def __init__(self, folder: Path, llm: LlmStub) -> None:
@@ -102,8 +102,8 @@ class Desk:
         return sorted((self.out / "json").glob("[!.]*.json"))
 
     def whole(self) -> set[Path]:
-        """Every file that others may read, each of them whole: at any time, whoever has died."""
-        reviews = open_reviews(self.out).list()  # first: whoever lives goes on writing
+        """Every file that others may read, each of them whole: at any time, after any crash."""
+        reviews = open_reviews(self.out).list()  # first: a live process goes on writing
         texts, kept = self.saved(), list((self.out / ".cache").rglob("*.json"))
         tables = list((self.out / "parquet").rglob("[!.]*.parquet"))
         for path in texts:
@@ -147,8 +147,8 @@ def files(folder: Path) -> list[Path]:
 
 
 @pytest.fixture
-def desk(tmp_path: Path, llm: LlmStub) -> Iterator[Desk]:
-    found = Desk(tmp_path, llm)
+def desk(tmp_path: Path, llm: LlmStub) -> Iterator[DocumentProcesses]:
+    found = DocumentProcesses(tmp_path, llm)
     yield found
     found.close()
     close_reviews()
@@ -162,7 +162,7 @@ def wait_for(condition: Callable[[], Any], what: Callable[[], str]) -> None:
 
 
 def kill(process: subprocess.Popen[bytes], llm: LlmStub) -> int:
-    """As a crash would; how many calls it may have cost: those that were under way, or whose
+    """As a crash would; how many calls it may have cost: the calls under way, or whose
     answer had come a moment before and may not have been kept."""
     assert process.poll() is None, "it has ended by itself"
     a_moment_before = time.monotonic() - 0.2
@@ -179,7 +179,7 @@ def answered(calls: list[Call]) -> int:
 
 
 def test_a_worker_killed_during_a_batch_costs_only_its_own_calls(
-    desk: Desk, redis_url: str
+    desk: DocumentProcesses, redis_url: str
 ) -> None:
     documents = 30
     desk.documents(documents)
@@ -207,7 +207,7 @@ def test_a_worker_killed_during_a_batch_costs_only_its_own_calls(
 
 
 def test_an_embedded_process_killed_repeatedly_continues_where_it_stopped(
-    desk: Desk,
+    desk: DocumentProcesses,
 ) -> None:
     documents = 40
     desk.documents(documents)
@@ -236,7 +236,9 @@ def test_an_embedded_process_killed_repeatedly_continues_where_it_stopped(
 # --- the same again ----------------------------------------------------------------------------
 
 
-def test_processing_the_same_folder_again_makes_no_call_and_changes_no_byte(desk: Desk) -> None:
+def test_processing_the_same_folder_again_makes_no_call_and_changes_no_byte(
+    desk: DocumentProcesses,
+) -> None:
     desk.documents(6)
     desk.end(desk.process())
     desk.check(6)
@@ -276,7 +278,7 @@ ENDS = {
     "violating": ("bad_answer", "type"),
     "hanging": ("timeout", "the model did not answer within 1 s"),
 }
-"""The errors of those that do not get over it: their type, and what the message names."""
+"""The errors of documents that do not get over it: their type, and what the message names."""
 TRIES = 4
 """The first one, and the three retries of the pipeline."""
 
@@ -290,7 +292,7 @@ def impatient() -> dict[str, Any]:
 
 
 async def test_each_fault_of_the_endpoint_affects_only_its_document_with_a_clear_status(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    desk: DocumentProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     patience = {"DOVETAIL_DOCUMENTS_MODEL_SECONDS": "1"}
     for name, value in {**desk.llm.environment, **patience}.items():
@@ -331,8 +333,8 @@ async def test_each_fault_of_the_endpoint_affects_only_its_document_with_a_clear
         assert others == {"SKIPPED"}
     assert all(ended[name].nodes["extract"].attempt > 1 for name in FAULTS)
     desk.check(len(ended) - len(ENDS))
-    told = await statuses_by_runs(desk.folder / "runs.db", desk.out)
-    assert told == {
+    reported = await statuses_by_runs(desk.folder / "runs.db", desk.out)
+    assert reported == {
         (name, run.run_id): "failed" if name in ENDS else "success" for name, run in ended.items()
     }
     faulty = [call for call in desk.llm.calls() if call.fault == "garbage"]

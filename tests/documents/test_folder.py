@@ -124,9 +124,9 @@ def test_a_path_without_documents_is_reported(folder: Path, given: str, said: st
     (folder / "broken").symlink_to("nowhere")
     (folder.parent / "empty").mkdir()
     (folder.parent / "empty" / "notes.md").touch()
-    with pytest.raises(NoDocuments, match=r".") as told:
+    with pytest.raises(NoDocuments, match=r".") as raised:
         find_documents([given], folder / "out")
-    assert said in str(told.value).replace(f"{folder.parent}/", "")
+    assert said in str(raised.value).replace(f"{folder.parent}/", "")
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_the_same_name_in_another_folder_is_another_document() -> None:
 # ── what is done ─────────────────────────────────────────────────────────────────────────
 
 
-class Desk:
+class ProcessedDocument:
     """One document that was processed."""
 
     def __init__(self, folder: Path) -> None:
@@ -192,11 +192,13 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    return Desk(tmp_path.resolve())
+def desk(tmp_path: Path) -> ProcessedDocument:
+    return ProcessedDocument(tmp_path.resolve())
 
 
-def test_a_document_is_done_while_its_content_is_the_extracted_content(desk: Desk) -> None:
+def test_a_document_is_done_while_its_content_is_the_extracted_content(
+    desk: ProcessedDocument,
+) -> None:
     assert desk.is_done()
     desk.path.write_text("other content")
     assert not desk.is_done()
@@ -204,24 +206,28 @@ def test_a_document_is_done_while_its_content_is_the_extracted_content(desk: Des
     assert desk.is_done()
 
 
-def test_another_extractor_processes_it_again_and_an_unknown_one_does_not(desk: Desk) -> None:
+def test_another_extractor_processes_it_again_and_an_unknown_one_does_not(
+    desk: ProcessedDocument,
+) -> None:
     assert not desk.is_done("model:large")
     assert desk.is_done("")
 
 
 @pytest.mark.parametrize("kept", [0, 1])
-def test_a_document_whose_result_file_is_missing_is_not_done(desk: Desk, kept: int) -> None:
+def test_a_document_whose_result_file_is_missing_is_not_done(
+    desk: ProcessedDocument, kept: int
+) -> None:
     desk.kept[kept].unlink()
     assert not desk.is_done()
 
 
-def test_a_moved_document_is_another_document(desk: Desk) -> None:
+def test_a_moved_document_is_another_document(desk: ProcessedDocument) -> None:
     desk.path = desk.path.rename(desk.path.with_name("b.txt"))
     assert not desk.is_done()
 
 
 def test_a_too_large_or_missing_file_has_no_hash_and_is_left_to_the_reader(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    desk: ProcessedDocument, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOVETAIL_DOCUMENTS_MAX_BYTES", "3")
     looked = source_document(str(desk.path), desk.out, desk.reviews, "rules-1")

@@ -140,7 +140,7 @@ def test_workers_on_redis_export_handler_metrics_on_their_ports(
     wait_for(lambda: numbers(api.page(), page_of(port))["success"] == 2, "both ends")
     assert numbers(api.page(), page_of(port))["shouts"] == 40
     for page in (api.page(), page_of(port)):
-        assert page("shouts_total", how="loud") > 0, "each told its own"
+        assert page("shouts_total", how="loud") > 0, "each reported its own"
     out = services.folder / "out"
     (out / "parquet" / "day=2026-03-02").write_text("no folder")
     assert process(services, api, "unsaved") == ["FAILED"]
@@ -148,8 +148,8 @@ def test_workers_on_redis_export_handler_metrics_on_their_ports(
     rows = open_reviews(out).measurements()
     assert [one.status for one in rows] == ["extracted"] * 3, "workers do not know how runs end"
     asyncio.run(settle_by_runs(load_settings(redis_url=redis_url), out, rows))
-    told_now = {one.document_id: one.status for one in open_reviews(out).measurements()}
-    assert told_now == {"a": "success", "b": "success", "unsaved": "failed"}
+    statuses_now = {one.document_id: one.status for one in open_reviews(out).measurements()}
+    assert statuses_now == {"a": "success", "b": "success", "unsaved": "failed"}
 
 
 def test_a_pool_is_summed_and_the_counts_of_a_killed_process_stay(
@@ -202,7 +202,7 @@ def folder_of(pid: int) -> Path:
 # ── one document ──────────────────────────────────────────────────────────────────────────
 
 
-def told() -> list[float]:
+def reported() -> list[float]:
     names = ("processing_duration_seconds_count", "extraction_confidence_count")
     statuses = ("success", "cached", "failed")
     found = [
@@ -212,11 +212,11 @@ def told() -> list[float]:
 
 
 def since(before: list[float]) -> list[float]:
-    return [now - then for now, then in zip(told(), before, strict=True)]
+    return [now - then for now, then in zip(reported(), before, strict=True)]
 
 
 def test_a_document_is_counted_once_when_its_run_ends(tmp_path: Path) -> None:
-    before = told()
+    before = reported()
     begin(tmp_path, "d", "run")
     note(tmp_path, "d", "run", 0.2, 0.81)
     assert since(before) == [0, 0, 0, 0, 0], "how it ends is not known yet"
@@ -229,7 +229,7 @@ def test_a_document_is_counted_once_when_its_run_ends(tmp_path: Path) -> None:
 
 
 def test_a_successful_retry_is_another_end_and_the_row_has_the_last_one(tmp_path: Path) -> None:
-    before = told()
+    before = reported()
     note(tmp_path, "d", "run", 0.2, 0.81)
     settle(tmp_path, "d", "run", good=False)
     assert since(before) == [0, 0, 1, 0, 0]
@@ -239,7 +239,7 @@ def test_a_successful_retry_is_another_end_and_the_row_has_the_last_one(tmp_path
 
 
 def test_a_cached_document_took_no_time_and_a_failed_one_has_no_duration(tmp_path: Path) -> None:
-    before = told()
+    before = reported()
     note(tmp_path, "one", "run-1", None, 0.81)
     assert settle(tmp_path, "one", "run-1", good=True).status == "cached"
     begin(tmp_path, "two", "run-2")
@@ -248,7 +248,7 @@ def test_a_cached_document_took_no_time_and_a_failed_one_has_no_duration(tmp_pat
 
 
 def test_threads_that_create_the_first_counter_at_once_lose_no_count(tmp_path: Path) -> None:
-    before = told()
+    before = reported()
     threads = [
         threading.Thread(target=settle, args=(tmp_path, "d", f"t{number}"), kwargs={"good": False})
         for number in range(8)
@@ -275,7 +275,7 @@ def test_threads_that_create_the_first_counter_at_once_lose_no_count(tmp_path: P
 def test_a_service_counts_the_end_of_a_run_by_its_status(
     status: str, output: dict[str, Any] | None, counted: list[int]
 ) -> None:
-    before = told()
+    before = reported()
     DocumentRunEnds().ended("run", status, {"m": output})
     assert since(before) == counted
 

@@ -116,7 +116,7 @@ class TestAReply:
         assert fields_in(f"```json\n{answer()}\n```").model_dump() == ANSWER
 
     @pytest.mark.parametrize(
-        ("text", "told"),
+        ("text", "reported"),
         [
             ("", "is empty; the model may have refused"),
             ("  \n", "is empty"),
@@ -127,8 +127,8 @@ class TestAReply:
             ("null", "is no JSON object"),
         ],
     )
-    def test_that_is_no_json_object_is_reported_as_such(self, text, told):
-        assert told in refused(text)
+    def test_that_is_no_json_object_is_reported_as_such(self, text, reported):
+        assert reported in refused(text)
 
     @pytest.mark.parametrize(
         ("changes", "field"),
@@ -149,9 +149,9 @@ class TestAReply:
         ],
     )
     def test_that_violates_the_schema_names_the_field(self, changes, field):
-        told = refused(answer(**changes))
-        assert f"violates the schema: {field}: " in told
-        assert "; it begins: {" in told
+        reported = refused(answer(**changes))
+        assert f"violates the schema: {field}: " in reported
+        assert "; it begins: {" in reported
 
     def test_is_quoted_in_short(self):
         assert len(refused("x" * 100_000)) < 400

@@ -265,7 +265,7 @@ class TestPictures:
 
 class TestAFileThatIsNoDocument:
     @pytest.mark.parametrize(
-        ("data", "type_", "told"),
+        ("data", "type_", "reported"),
         [
             (b"{\\rtf1 hello}", "unsupported", "RTF"),
             (b"GIF89a\x01\x00\x01\x00", "unsupported", "GIF"),
@@ -275,10 +275,10 @@ class TestAFileThatIsNoDocument:
             (bytes(range(256)) * 4, "unsupported", "no kind that is known"),
         ],
     )
-    def test_is_refused_with_its_real_type(self, data, type_, told):
+    def test_is_refused_with_its_real_type(self, data, type_, reported):
         error = refused(data)
         assert error.type == type_
-        assert told in str(error)
+        assert reported in str(error)
 
     @pytest.mark.parametrize("name", ["a.pdf", "b.docx", "c.png", "d.txt"])
     def test_but_has_a_document_extension_is_corrupt(self, name):

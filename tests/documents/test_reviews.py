@@ -118,10 +118,10 @@ def test_values_are_returned_as_they_were_extracted(reviews: Reviews) -> None:
 
 
 def test_the_times_of_a_review_have_the_format_of_the_api(reviews: Reviews) -> None:
-    told = take_in(reviews, now=1_790_000_000.25).as_dict()
-    assert told["created_at"] == "2026-09-21T14:13:20.250Z"
-    assert told["corrected_at"] is None
-    assert told["locked"] == []
+    reported = take_in(reviews, now=1_790_000_000.25).as_dict()
+    assert reported["created_at"] == "2026-09-21T14:13:20.250Z"
+    assert reported["corrected_at"] is None
+    assert reported["locked"] == []
 
 
 # --- what people do ----------------------------------------------------------------------------
@@ -153,11 +153,11 @@ def test_the_same_correction_again_changes_nothing(reviews: Reviews) -> None:
 
 def test_every_problem_of_a_correction_is_reported_and_nothing_is_changed(reviews: Reviews) -> None:
     made = take_in(reviews)
-    with pytest.raises(ReviewError) as told:
+    with pytest.raises(ReviewError) as raised:
         reviews.correct("invoice-7", {"totl": 1, "date": "soon", "currency": "euro"}, by="ann")
-    assert "no field 'totl'; did you mean 'total'?" in str(told.value)
-    assert "date: must be a day as in 2026-03-31, not 'soon'" in str(told.value)
-    assert "currency:" in str(told.value)
+    assert "no field 'totl'; did you mean 'total'?" in str(raised.value)
+    assert "date: must be a day as in 2026-03-31, not 'soon'" in str(raised.value)
+    assert "currency:" in str(raised.value)
     with pytest.raises(ReviewError, match="nothing to correct; name a field: type, vendor"):
         reviews.correct("invoice-7", {}, by="ann")
     assert reviews.get("invoice-7") == made
@@ -311,8 +311,7 @@ def test_a_process_that_died_before_recording_the_file_still_finds_and_removes_i
 
     with monkeypatch.context() as patch:
         # After the old file went, before the review of the new one was written.
-        patch.setattr(reviews_sqlite, "_row", die)
-        patch.setattr(reviews_postgres, "_row", die)
+        patch.setattr("dovetail.documents.reviews._row_of", die)
         with pytest.raises(RuntimeError, match="dies"):
             process(reviews.out, date="2026-04-01")
     (review,) = reviews.list()
@@ -516,9 +515,9 @@ def test_a_full_disk_is_reported_and_can_be_retried(in_a_file: Reviews) -> None:
     connection = in_a_file._store._opened()  # type: ignore[attr-defined]
     pages = connection.execute("PRAGMA page_count").fetchone()[0]
     connection.execute(f"PRAGMA max_page_count = {pages}")
-    with pytest.raises(RetryableError, match="the disk is full") as told:
+    with pytest.raises(RetryableError, match="the disk is full") as raised:
         take_in(in_a_file, "large", line_items=extracted()["line_items"] * 1000)
-    assert told.value.type == "disk_full"
+    assert raised.value.type == "disk_full"
     connection.execute("PRAGMA max_page_count = 1000000")
     take_in(in_a_file, "now")
 
@@ -550,10 +549,10 @@ def test_an_unreachable_database_is_reported_without_its_password_and_can_be_ret
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOVETAIL_DATABASE_URL", "postgresql://ann:hushhush@127.0.0.1:1/db")
-    with pytest.raises(RetryableError, match=r"127.0.0.1:1/db cannot be used") as told:
+    with pytest.raises(RetryableError, match=r"127.0.0.1:1/db cannot be used") as raised:
         take_in(open_reviews(tmp_path))
-    assert told.value.type == "database_down"
-    assert "hushhush" not in str(told.value)
+    assert raised.value.type == "database_down"
+    assert "hushhush" not in str(raised.value)
     close_reviews()
 
 
@@ -569,9 +568,9 @@ def test_a_database_without_its_library_names_the_package_to_install(
 
 def test_an_unreadable_url_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOVETAIL_DATABASE_URL", "postgresql://ann:hushhush@host:port/db")
-    with pytest.raises(StoreError, match="write it as in postgresql://user:password") as told:
+    with pytest.raises(StoreError, match="write it as in postgresql://user:password") as raised:
         open_reviews(tmp_path).list()
-    assert "hushhush" not in str(told.value)
+    assert "hushhush" not in str(raised.value)
     close_reviews()
 
 

@@ -112,8 +112,8 @@ def test_a_reader_finds_the_partitions_as_columns(tmp_path: Path) -> None:
 def test_the_json_file_is_sorted_and_ends_with_a_newline(tmp_path: Path) -> None:
     saved = save_json({"extracted": extracted()}, context("save_json", tmp_path))
     text = Path(saved["path"]).read_text("utf-8")
-    told = json.loads(text)
-    assert list(told) == sorted(told)
+    reported = json.loads(text)
+    assert list(reported) == sorted(reported)
     assert text.endswith("}\n")
     assert "Möbel" in text
 
@@ -136,25 +136,25 @@ def test_another_run_at_another_time_writes_the_same_bytes(tmp_path: Path) -> No
 def test_id_and_path_are_those_of_the_run_not_of_the_first_extraction(tmp_path: Path) -> None:
     params = {"document_id": "copy", "file_path": "/inbox/copy.pdf"}
     parquet, as_json = save_both(tmp_path, extracted(), **params)
-    told = json.loads(Path(as_json["path"]).read_text())
+    reported = json.loads(Path(as_json["path"]).read_text())
     (row,) = pyarrow.parquet.ParquetFile(parquet["path"]).read().to_pylist()
     for name, value in params.items():
-        assert told[name] == value
+        assert reported[name] == value
         assert row[name] == value
 
 
 def test_a_wrong_extension_gives_a_warning_only_for_its_own_path(tmp_path: Path) -> None:
-    told = []
+    reported = []
     for name in ("right.pdf", "wrong.txt"):
         parquet, as_json = save_both(
             tmp_path, extracted(warnings=["faint"]), document_id=name, file_path=f"/inbox/{name}"
         )
         (row,) = pyarrow.parquet.ParquetFile(parquet["path"]).read().to_pylist()
-        told.append(json.loads(Path(as_json["path"]).read_text())["warnings"])
-        assert row["warnings"] == told[-1]
-    assert told[0] == ["faint"]
-    assert told[1][0] == "faint"
-    assert ".txt" in told[1][1]
+        reported.append(json.loads(Path(as_json["path"]).read_text())["warnings"])
+        assert row["warnings"] == reported[-1]
+    assert reported[0] == ["faint"]
+    assert reported[1][0] == "faint"
+    assert ".txt" in reported[1][1]
 
 
 @pytest.mark.parametrize("bad", ["", "../etc", "a/b", ".hidden", "a b", "x" * 129, "ä", 7, None])
@@ -226,7 +226,7 @@ def calls_of(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The system calls that make a file safe, in the order in which they are made."""
     made: list[str] = []
 
-    def told(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+    def reported(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*given: Any, **more: Any) -> Any:
             made.append(name)
             return real(*given, **more)
@@ -234,7 +234,7 @@ def calls_of(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return call
 
     for name in ("write", "fsync", "replace"):
-        monkeypatch.setattr(os, name, told(name, getattr(os, name)))
+        monkeypatch.setattr(os, name, reported(name, getattr(os, name)))
     return made
 
 
@@ -253,7 +253,7 @@ def test_the_same_bytes_are_not_written_again(
     before = (tmp_path / "a.json").stat()
     made = calls_of(monkeypatch)
     assert not write_atomically(tmp_path / "a.json", b"new")
-    assert made == ["fsync"]  # of the folder: whoever wrote it may have died before that
+    assert made == ["fsync"]  # of the folder: the process that wrote it may have died before that
     after = (tmp_path / "a.json").stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
@@ -329,9 +329,9 @@ def test_a_full_disk_is_reported_can_be_retried_and_leaves_nothing(
     path.write_bytes(b"old")
     with monkeypatch.context() as patch:
         patch.setattr(os, call, full)
-        with pytest.raises(RetryableError, match="the disk is full") as told:
+        with pytest.raises(RetryableError, match="the disk is full") as raised:
             write_atomically(path, b"new")
-    assert told.value.type == "disk_full"
+    assert raised.value.type == "disk_full"
     assert tree(tmp_path) == {"a.json": b"old"}
     assert write_atomically(path, b"new")
 
@@ -347,9 +347,11 @@ def test_a_partial_write_is_continued_until_all_bytes_are_written(
 
 def test_an_unwritable_path_is_not_retried(tmp_path: Path) -> None:
     (tmp_path / "json").write_text("a file where the folder should be")
-    with pytest.raises(PermanentError, match="DOVETAIL_DOCUMENTS_OUT names another folder") as told:
+    with pytest.raises(
+        PermanentError, match="DOVETAIL_DOCUMENTS_OUT names another folder"
+    ) as raised:
         write_atomically(tmp_path / "json" / "a.json", b"new")
-    assert told.value.type == "not_writable"
+    assert raised.value.type == "not_writable"
 
 
 def test_two_concurrent_writers_of_one_file_never_expose_a_part_of_it(tmp_path: Path) -> None:

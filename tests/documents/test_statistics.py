@@ -108,9 +108,9 @@ def test_cached_documents_alone_give_a_rate_without_durations() -> None:
 
 @pytest.mark.parametrize("rows", [steady(40, every=0.01), steady(29, every=100)])
 def test_too_few_documents_or_too_short_a_time_give_no_rate_and_no_verdict(rows: list[Row]) -> None:
-    told = statistics_of(rows).as_data()
-    assert (told["docs_per_hour"], told["met"]) == (None, None)
-    assert (told["success_rate"], told["documents"]) == (1.0, len(rows))
+    reported = statistics_of(rows).as_data()
+    assert (reported["docs_per_hour"], reported["met"]) == (None, None)
+    assert (reported["success_rate"], reported["documents"]) == (1.0, len(rows))
     first, *_ = statistics_of(rows).sentences()
     assert first.endswith("that is too little to say what an hour would bring")
     assert first.startswith(f"{len(rows)} documents in ")
@@ -138,9 +138,9 @@ def test_rows_of_earlier_versions_are_read() -> None:
 
 
 def test_the_data_form_is_json_with_times_in_the_format_of_the_contract() -> None:
-    told = json.loads(json.dumps(statistics_of(steady(10, every=1)).as_data()))
-    assert told["first_at"] == "1970-01-01T00:16:40Z"
-    assert set(told) == set(Statistics.__dataclass_fields__)
+    reported = json.loads(json.dumps(statistics_of(steady(10, every=1)).as_data()))
+    assert reported["first_at"] == "1970-01-01T00:16:40Z"
+    assert set(reported) == set(Statistics.__dataclass_fields__)
 
 
 def sentences(rows: list[Row]) -> str:

@@ -47,7 +47,7 @@ app.conf.task_default_queue = "documents"
 
 
 @dataclass
-class Team:
+class CeleryWorkers:
     """An app of theirs, and a worker with two processes at its queue."""
 
     redis_url: str
@@ -67,10 +67,10 @@ class Team:
 @pytest.fixture(scope="module")
 def team(
     redis_server: RedisServer, llm_stub: LlmStub, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Team]:
+) -> Iterator[CeleryWorkers]:
     redis_server.flush()
     folder = tmp_path_factory.mktemp("team")
-    team = Team(redis_server.url, free_port())
+    team = CeleryWorkers(redis_server.url, free_port())
     write_files(PAGE, folder)
     metrics = folder / "team_metrics.py"
     metrics.write_text(metrics.read_text().replace("9100", str(team.metrics_port)))
@@ -154,37 +154,41 @@ def rows(out: Path) -> list[dict[str, Any]]:
     """The reviews, without when and below which folder."""
     found = []
     for review in open_reviews(out).list():
-        told = review.as_dict()
-        paths = {name: Path(told[name]).relative_to(out) for name in ("json_path", "parquet_path")}
-        found.append({**told, **paths, "created_at": None, "updated_at": None})
+        reported = review.as_dict()
+        paths = {
+            name: Path(reported[name]).relative_to(out) for name in ("json_path", "parquet_path")
+        }
+        found.append({**reported, **paths, "created_at": None, "updated_at": None})
     return found
 
 
 async def test_a_celery_batch_gives_the_results_of_the_embedded_engine(
-    team: Team, llm: LlmStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    team: CeleryWorkers, llm: LlmStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     documents = documents_in(tmp_path / "in")
     out = tmp_path / "out"
     before = team.statuses()
 
-    # Two at once for two processes: if a batch held one while it waits, nobody would work.
+    # Two at once for two processes: if a batch held one while it waits, no process would work.
     other = batch_process_task.delay([(f"x{number}", "nowhere") for number in range(3)], str(out))
-    told = batch_process_task.delay(documents, str(out)).get(timeout=PATIENCE)
+    reported = batch_process_task.delay(documents, str(out)).get(timeout=PATIENCE)
     assert other.get(timeout=PATIENCE)["failed"] == 3
 
-    assert [one["document_id"] for one in told["results"]] == [
+    assert [one["document_id"] for one in reported["results"]] == [
         one["document_id"] for one in documents
     ]
     failed = {
         one["document_id"]: one["error"]["type"]
-        for one in told["results"]
+        for one in reported["results"]
         if one["status"] == "failed"
     }
     assert failed == {"empty": "empty_file", "missing": "not_found"}
-    counts = {name: told[name] for name in ("documents", "completed", "cached", "failed", "lost")}
+    counts = {
+        name: reported[name] for name in ("documents", "completed", "cached", "failed", "lost")
+    }
     assert counts == {"documents": 10, "completed": 7, "cached": 1, "failed": 2, "lost": 0}
-    assert told["docs_per_hour"] == pytest.approx(8 * 3600 / told["duration"])
-    assert 0 < told["results"][0]["confidence"] <= 1
+    assert reported["docs_per_hour"] == pytest.approx(8 * 3600 / reported["duration"])
+    assert 0 < reported["results"][0]["confidence"] <= 1
     assert len(llm.calls()) == 7, "one for each content"
     with redis.Redis.from_url(team.redis_url) as connection:
         assert connection.keys("*gemini_api*"), "the rate is that of all workers"
@@ -210,13 +214,13 @@ async def test_a_celery_batch_gives_the_results_of_the_embedded_engine(
 
     llm.forget()
     files, reviews = contents(out), open_reviews(out).list()
-    told = batch_process_task.delay(documents, str(out)).get(timeout=PATIENCE)
-    assert (told["completed"], told["cached"], told["failed"]) == (0, 8, 2)
+    reported = batch_process_task.delay(documents, str(out)).get(timeout=PATIENCE)
+    assert (reported["completed"], reported["cached"], reported["failed"]) == (0, 8, 2)
     assert llm.calls() == []
     assert (contents(out), open_reviews(out).list()) == (files, reviews)
 
 
-def test_a_document_is_a_task_with_its_own_result(team: Team, tmp_path: Path) -> None:
+def test_a_document_is_a_task_with_its_own_result(team: CeleryWorkers, tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text(text_of(7))
     out, task_id = tmp_path / "out", uuid4().hex
     before = team.metric("processing_duration_seconds_count")
@@ -224,9 +228,9 @@ def test_a_document_is_a_task_with_its_own_result(team: Team, tmp_path: Path) ->
         sent = process_document_task.apply_async(
             ("one", str(tmp_path / "one.txt"), str(out)), task_id=task_id
         )
-        told = sent.get(timeout=PATIENCE)
-        assert (told["document_id"], told["status"]) == ("one", "COMPLETED")
-        assert set(told["steps"]) == {
+        reported = sent.get(timeout=PATIENCE)
+        assert (reported["document_id"], reported["status"]) == ("one", "COMPLETED")
+        assert set(reported["steps"]) == {
             *("extract", "save_parquet", "save_json", "record_metrics", "create_review")
         }
         sent.forget()
@@ -236,22 +240,22 @@ def test_a_document_is_a_task_with_its_own_result(team: Team, tmp_path: Path) ->
 
 
 def test_a_killed_document_does_not_keep_its_batch_from_ending(
-    team: Team, llm: LlmStub, tmp_path: Path
+    team: CeleryWorkers, llm: LlmStub, tmp_path: Path
 ) -> None:
     documents = documents_in(tmp_path / "in")[:2]
     llm.behave(faults=[Fault("hangs", where="Firm 1 ")])
     sent = batch_process_task.delay(documents, str(tmp_path / "out"))
     wait_for(lambda: any(call.fault == "hangs" for call in llm.calls()), "it to hang")
     process_document_task.app.control.revoke(f"{sent.id}-0", terminate=True, signal="SIGKILL")
-    told = sent.get(timeout=PATIENCE)
-    assert [one["status"] for one in told["results"]] == ["failed", "completed"]
-    assert told["results"][0]["error"]["type"] == "revoked"
+    reported = sent.get(timeout=PATIENCE)
+    assert [one["status"] for one in reported["results"]] == ["failed", "completed"]
+    assert reported["results"][0]["error"]["type"] == "revoked"
     rows = {one.document_id: one.status for one in open_reviews(tmp_path / "out").measurements()}
     assert rows == {"d1": "failed", "d2": "success"}
 
 
 def test_a_document_killed_alone_is_a_failed_document(
-    team: Team, llm: LlmStub, tmp_path: Path
+    team: CeleryWorkers, llm: LlmStub, tmp_path: Path
 ) -> None:
     (document, *_) = documents_in(tmp_path / "in")
     llm.behave(faults=[Fault("hangs")])
@@ -263,15 +267,20 @@ def test_a_document_killed_alone_is_a_failed_document(
 
 
 @pytest.mark.usefixtures("llm")
-def test_a_document_that_cannot_be_saved_is_a_failed_document(team: Team, tmp_path: Path) -> None:
+def test_a_document_that_cannot_be_saved_is_a_failed_document(
+    team: CeleryWorkers, tmp_path: Path
+) -> None:
     (document, *_) = documents_in(tmp_path / "in")
     out = tmp_path / "out"
     out.mkdir()
     (out / "parquet").write_text("no folder")
     before = team.statuses()
     sent = process_document_task.delay(*document.values(), str(out))
-    told = sent.get(timeout=PATIENCE)
-    assert (told["status"], told["steps"]["record_metrics"]["status"]) == ("FAILED", "COMPLETED")
+    reported = sent.get(timeout=PATIENCE)
+    assert (reported["status"], reported["steps"]["record_metrics"]["status"]) == (
+        "FAILED",
+        "COMPLETED",
+    )
     assert [one.status for one in open_reviews(out).measurements()] == ["failed"]
     assert team.statuses() == {**before, "failed": before["failed"] + 1}
 
@@ -296,27 +305,27 @@ def test_a_definition_that_run_dag_runs_counts_its_document_by_its_end(tmp_path:
         if status == "failed":
             (out / "parquet").write_text("no folder")
         context = {**given, "out": str(out)}
-        told = run_dag.apply((PIPELINE.read_text(), context)).get()
-        assert told["status"] == ("COMPLETED" if status == "success" else "FAILED")
+        reported = run_dag.apply((PIPELINE.read_text(), context)).get()
+        assert reported["status"] == ("COMPLETED" if status == "success" else "FAILED")
         assert [one.status for one in open_reviews(out).measurements()] == [status]
 
 
 def test_a_document_that_takes_too_long_is_a_failed_document(
-    team: Team, llm: LlmStub, tmp_path: Path
+    team: CeleryWorkers, llm: LlmStub, tmp_path: Path
 ) -> None:
     (document, *_) = documents_in(tmp_path / "in")
     llm.behave(faults=[Fault("hangs")])
     sent = process_document_task.apply_async(
         (*document.values(), str(tmp_path / "out")), soft_time_limit=1, time_limit=30
     )
-    told = sent.get(timeout=PATIENCE)
-    assert (told["status"], told["error"]["type"]) == ("FAILED", "timeout")
+    reported = sent.get(timeout=PATIENCE)
+    assert (reported["status"], reported["error"]["type"]) == ("FAILED", "timeout")
     (measured,) = open_reviews(tmp_path / "out").measurements()
     assert (measured.document_id, measured.status) == ("d1", "failed")
 
 
 def test_one_that_the_hard_time_limit_kills_alone_is_a_failed_document(
-    team: Team, llm: LlmStub, tmp_path: Path
+    team: CeleryWorkers, llm: LlmStub, tmp_path: Path
 ) -> None:
     (document, *_) = documents_in(tmp_path / "in")
     out = tmp_path / "out"
@@ -347,8 +356,8 @@ def test_a_batch_called_as_a_function_is_processed_in_this_process(
     monkeypatch.chdir(tmp_path)
     documents = documents_in(tmp_path / "in")
     wanted = [documents[0], documents[-1]]
-    told = batch_process_task(wanted, str(tmp_path / "out"))
-    assert (told["completed"], told["failed"]) == (1, 1)
+    reported = batch_process_task(wanted, str(tmp_path / "out"))
+    assert (reported["completed"], reported["failed"]) == (1, 1)
     assert (tmp_path / "out" / "json" / "d1.json").exists()
     nothing = batch_process_task([])
     assert (nothing["documents"], nothing["results"], nothing["docs_per_hour"]) == (0, [], 0.0)

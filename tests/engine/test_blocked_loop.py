@@ -116,7 +116,7 @@ async def test_a_process_whose_handler_blocks_beyond_its_timeout_loses_its_runs(
 
 
 class Loop:
-    """An event loop that turns when it is told to."""
+    """An event loop that turns when the test says so."""
 
     def __init__(self) -> None:
         self.turns: list[Any] = []
@@ -170,7 +170,9 @@ def test_a_blocked_loop_is_renewed_for_the_timeout_of_the_blocking_handler(
     assert it.renewed() == []
     assert not it.liveness.is_alive()
     it.loop.turn()
-    assert it.renewed() == ["short", "long"], "who lost them is told with the next renewal"
+    assert it.renewed() == ["short", "long"], (
+        "a worker that lost them learns it with the next renewal"
+    )
 
 
 def test_a_loop_blocked_without_a_handler_is_not_renewed_forever(

@@ -14,7 +14,7 @@ from dovetail.core.dag import build_graph
 from dovetail.core.definition.model import Workflow
 from dovetail.core.run import RunState
 from dovetail.core.transitions import Submit
-from dovetail.handlers import inputs
+from dovetail.handlers import calls
 from dovetail.handlers.calls import RegistryCalls
 from dovetail.handlers.registry import Registry, describe, handler
 from dovetail.wiring.embedded import LocalEngine, registry_versions
@@ -199,7 +199,7 @@ class Lazily:
 @pytest.fixture(params=["at once", "one by one"])
 def travelling(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "one by one":
-        monkeypatch.setattr(inputs, "INLINE_BYTES", 100)
+        monkeypatch.setattr(calls, "INLINE_BYTES", 100)
 
 
 @pytest.mark.usefixtures("travelling")

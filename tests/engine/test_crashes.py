@@ -1,4 +1,4 @@
-"""When a part of the engine itself dies, whoever waits is told; nothing hangs."""
+"""When a part of the engine itself dies, every caller that waits gets an error; nothing hangs."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ async def test_every_waiter_gets_the_outcome() -> None:
         sabotage(engine, Complete)
         await engine.orchestrator.submit(Submit("r", graph({"a": []}), {}))
         waiters = [asyncio.create_task(engine.wait("r")) for _ in range(3)]
-        told = await asyncio.wait_for(asyncio.gather(*waiters, return_exceptions=True), 10)
-        assert [str(error) for error in told] == ["disk full"] * 3
+        reported = await asyncio.wait_for(asyncio.gather(*waiters, return_exceptions=True), 10)
+        assert [str(error) for error in reported] == ["disk full"] * 3
 
 
 async def test_a_watcher_gets_the_error_of_the_store() -> None:

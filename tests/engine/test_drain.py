@@ -20,7 +20,7 @@ def task(number: int, handler: str) -> Task:
     return Task("r", f"n{number}", Token(1, 1, number), handler, {}, {}, {}, 60.0)
 
 
-class Desk:
+class SlowTaskSource:
     """Gives its tasks at once, then none; the first report is slow."""
 
     def __init__(self, tasks: Sequence[Task]) -> None:
@@ -36,11 +36,11 @@ class Desk:
         taken, self._tasks = self._tasks[:limit], self._tasks[limit:]
         return taken
 
-    async def report(self, told: Sequence[Any]) -> None:
+    async def report(self, reports: Sequence[Any]) -> None:
         if not self.reporting.is_set():
             self.reporting.set()
             await self.go_on.wait()
-        self.reported += [one.node for one in told if isinstance(one, Complete)]
+        self.reported += [one.node for one in reports if isinstance(one, Complete)]
 
     async def slow(self, tag: str, until: float) -> None: ...
 
@@ -62,7 +62,7 @@ async def test_a_result_that_is_being_reported_during_a_drain_is_not_lost(handle
     registry = Registry()
     registry.add(describe(handler, name="h"))
     crashes: list[BaseException] = []
-    task_source = Desk([task(1, "h")])
+    task_source = SlowTaskSource([task(1, "h")])
     worker = Worker(
         task_source, RegistryCalls(registry), lambda: 0.0, crashes.append, concurrency=4
     )

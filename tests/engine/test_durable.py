@@ -27,7 +27,7 @@ async def add(config: dict[str, Any], ctx: Any) -> int:
 
 
 class Flaky:
-    """Fails until it is told not to."""
+    """Fails until the test lets it succeed."""
 
     __name__ = "flaky"
 

@@ -16,21 +16,21 @@ from ..core.walk import BROKEN, Walk
 
 def why(walk: Walk, **how: Any) -> dict[str, dict[str, Any]]:
     asked = {"driven": True, **how}
-    return {told["id"]: told for told in explain(walk.state, walk.now, **asked)}
+    return {reported["id"]: reported for reported in explain(walk.state, walk.now, **asked)}
 
 
 def said(walk: Walk, node: str, **how: Any) -> tuple[str, str]:
-    told = why(walk, **how)[node]
-    return told["code"], told["why"]
+    reported = why(walk, **how)[node]
+    return reported["code"], reported["why"]
 
 
 def test_each_unfinished_node_is_explained_with_exactly_the_fields_of_the_contract() -> None:
     walk = Walk({"a": [], "b": ["a"], "c": ["b"]})
     walk.run("a")
-    told = explain(walk.state, walk.now, True)
-    assert [entry["id"] for entry in told] == ["b", "c"]
-    assert all(set(entry) == {"id", "status", "code", "why", "details"} for entry in told)
-    assert [entry["status"] for entry in told] == ["QUEUED", "PENDING"]
+    reported = explain(walk.state, walk.now, True)
+    assert [entry["id"] for entry in reported] == ["b", "c"]
+    assert all(set(entry) == {"id", "status", "code", "why", "details"} for entry in reported)
+    assert [entry["status"] for entry in reported] == ["QUEUED", "PENDING"]
 
 
 def test_a_finished_run_has_nothing_to_explain() -> None:
@@ -148,8 +148,8 @@ def test_a_node_without_anything_to_wait_for_is_about_to_be_queued() -> None:
     walk.state.nodes[1] = NodeState(1, 0)  # as between its last parent's end and its condition
     assert said(walk, "b") == ("queued", "is about to be queued")
     accepted = RunState("r", walk.state.graph, {}, 0.0)
-    told = {node["id"]: (node["code"], node["why"]) for node in explain(accepted, 0.0, True)}
-    assert told == {
+    reported = {node["id"]: (node["code"], node["why"]) for node in explain(accepted, 0.0, True)}
+    assert reported == {
         "a": ("queued", "accepted: an orchestrator will make the run"),
         "b": ("waiting_for_parents", "waits for parent a"),
     }

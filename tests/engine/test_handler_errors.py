@@ -73,12 +73,12 @@ async def test_any_raised_object_fails_the_node_but_not_the_worker(
         assert (await it.run({"b": "noop"})).nodes[0].output == "alive"
         view = run_view(run)
     assert (run.status, run.nodes[0].attempt) == ("FAILED", 1)
-    told = run.nodes[0].error
-    assert told is not None
+    reported = run.nodes[0].error
+    assert reported is not None
     # A coroutine cannot raise StopIteration; Python itself turns it into a RuntimeError.
     expected = "RuntimeError" if isinstance(error, StopIteration) else type(error).__name__
-    assert told["type"] == expected
-    assert told["message"]
+    assert reported["type"] == expected
+    assert reported["message"]
     orjson.dumps(view)
 
 

@@ -19,7 +19,7 @@ def task(name: str, source: Any = {}) -> Task:  # noqa: B006
     return Task("r", name, Token(1, 1, 1), "h", {}, {}, source, 300.0, node_index=0)
 
 
-class Around:
+class RecordingParts:
     """Inbox, store and agenda at once; what it is asked while something waits is noted."""
 
     has_more = False
@@ -66,7 +66,7 @@ class Around:
 
 
 async def test_a_granted_start_is_held_before_anything_else_happens() -> None:
-    it = Around()
+    it = RecordingParts()
     it.refused = {"other"}
     await it.task_source.start([(None, task("mine", None)), (None, task("other"))])
     assert it.during == [("acknowledge", ["mine"])]
@@ -74,20 +74,20 @@ async def test_a_granted_start_is_held_before_anything_else_happens() -> None:
 
 async def test_an_undelivered_result_is_held(monkeypatch: Any) -> None:
     monkeypatch.setattr(task_source, "PAUSE_SECONDS", 0)
-    it = Around()
+    it = RecordingParts()
     await it.task_source.start([(None, task(name)) for name in "abc"])
     it.away = 2
-    told = [
+    reported = [
         Complete("r", "a", Token(1, 1, 1), None),
         Fail("r", "b", Token(1, 1, 1), {"type": "x", "message": "y"}),
     ]
-    await asyncio.wait_for(it.task_source.report(told), 10)
+    await asyncio.wait_for(it.task_source.report(reported), 10)
     assert it.during[1:] == [("send", ["a", "b", "c"])] * 3
     assert it.names() == ["c"]
 
 
 async def test_a_start_that_is_handed_back_is_released_before_it_is_reaped() -> None:
-    it = Around()
+    it = RecordingParts()
     await it.task_source.start([(None, task(name)) for name in "ab"])
     await it.task_source.hand_back([task("a")])
     assert it.during[-1] == ("reap", ["b"])

@@ -29,7 +29,7 @@ ENDS: list[type[BaseException]] = [
     asyncio.CancelledError,
     RecursionError,
 ]
-"""What ends more than a call, where nobody stops it."""
+"""What ends more than a call, where nothing stops it."""
 
 
 def raises(error: type[BaseException]) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.handlers import inputs
+from dovetail.handlers import calls
 
 from .harness import engine, statuses
 
@@ -44,14 +44,14 @@ def nodes(*handlers: str) -> dict[str, Any]:
 def copied(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
     """Outputs that were copied for a handler."""
     found: list[str] = []
-    texts = inputs._InProcess.texts
+    texts = calls._InProcess.texts
 
     def counted(self: Any, *given: Any) -> Any:
         for name, text in texts(self, *given):
             found.append(name)
             yield name, text
 
-    monkeypatch.setattr(inputs._InProcess, "texts", counted)
+    monkeypatch.setattr(calls._InProcess, "texts", counted)
     return lambda: sorted(found)
 
 

@@ -20,7 +20,7 @@ from dovetail.transports.local import LocalTransport
 from ..core.walk import graph
 
 
-class House:
+class EngineParts:
     """Store, transport, orchestrator and task_source without a worker: the test is the worker."""
 
     def __init__(self, **buckets: TokenBucket) -> None:
@@ -77,7 +77,7 @@ def names(tasks: Sequence[Task]) -> list[str]:
 
 
 async def test_the_children_of_a_result_are_published() -> None:
-    house = House()
+    house = EngineParts()
     await house.submit(graph({"a": [], "b": ["a"], "c": ["a"]}))
     (first,) = await house.take()
     assert (first.node_id, first.timeout_seconds, first.handler) == ("a", 300.0, "h")
@@ -90,7 +90,7 @@ async def test_the_children_of_a_result_are_published() -> None:
 
 
 async def test_a_task_source_returns_at_most_the_requested_number() -> None:
-    house = House()
+    house = EngineParts()
     await house.submit(graph({name: [] for name in "abcde"}))
     assert names(await house.take(2)) == ["a", "b"]
     assert names(await house.take(2)) == ["c", "d"]
@@ -98,14 +98,14 @@ async def test_a_task_source_returns_at_most_the_requested_number() -> None:
 
 
 async def test_a_node_that_was_cancelled_after_publishing_is_not_started() -> None:
-    house = House()
+    house = EngineParts()
     await house.submit(graph({"a": []}))
     await house.orchestrator.apply([Cancel("r")])
     assert await house.take() == []
 
 
 async def test_a_message_from_before_a_retry_is_not_started_again() -> None:
-    house = House()
+    house = EngineParts()
     await house.submit(graph({"a": []}))
     await house.orchestrator.apply([Cancel("r")])
     await house.orchestrator.apply([Retry("r")])
@@ -114,7 +114,7 @@ async def test_a_message_from_before_a_retry_is_not_started_again() -> None:
 
 
 async def test_a_node_published_twice_is_claimed_once() -> None:
-    house = House()
+    house = EngineParts()
     await house.submit(graph({"a": [], "b": []}))
     run = await house.store.load("r")
     again = [(run, 0, run.node("a").token)]
@@ -125,7 +125,7 @@ async def test_a_node_published_twice_is_claimed_once() -> None:
 
 
 async def test_a_retry_is_woken_exactly_at_its_time() -> None:
-    house = House()
+    house = EngineParts()
     await house.submit(graph({"a": []}, a={"max_retries": 1}))
     (task,) = await house.take()
     await house.report(failed(task))
@@ -137,7 +137,7 @@ async def test_a_retry_is_woken_exactly_at_its_time() -> None:
 
 
 async def test_timers_fire_by_themselves() -> None:
-    house = House()
+    house = EngineParts()
     loop = asyncio.get_running_loop()
     began = loop.time()
     house.clock = lambda: 1000.0 + loop.time() - began  # type: ignore[method-assign]
@@ -155,7 +155,7 @@ async def test_timers_fire_by_themselves() -> None:
 
 
 async def test_a_closed_orchestrator_fires_no_timer() -> None:
-    house = House()
+    house = EngineParts()
     await house.submit(graph({"a": []}, a={"max_retries": 1}))
     (task,) = await house.take()
     await house.report(failed(task, after=0.0))
@@ -166,7 +166,7 @@ async def test_a_closed_orchestrator_fires_no_timer() -> None:
 
 
 async def test_an_error_of_the_store_in_a_timer_reaches_the_engine() -> None:
-    house = House()
+    house = EngineParts()
     await house.submit(graph({"a": []}, a={"max_retries": 1}))
     (task,) = await house.take()
 
@@ -182,7 +182,7 @@ async def test_an_error_of_the_store_in_a_timer_reaches_the_engine() -> None:
 
 
 async def test_a_cancel_stops_the_running_handlers() -> None:
-    house = House()
+    house = EngineParts()
     await house.submit(graph({"a": [], "b": []}))
     tasks = await house.take(1)
     await house.orchestrator.apply([Cancel("r")], durable=True)
@@ -190,7 +190,7 @@ async def test_a_cancel_stops_the_running_handlers() -> None:
 
 
 async def test_a_config_that_cannot_be_rendered_fails_only_its_node() -> None:
-    house = House()
+    house = EngineParts()
     nodes = graph(
         {"a": [], "b": []}, on_failure="continue", a={"config": {"x": "{{ params.missing }}"}}
     )
@@ -202,7 +202,7 @@ async def test_a_config_that_cannot_be_rendered_fails_only_its_node() -> None:
 
 class TestParking:
     async def test_nodes_beyond_the_rate_are_woken_one_by_one(self) -> None:
-        house = House(api=TokenBucket(1, 1))
+        house = EngineParts(api=TokenBucket(1, 1))
         compiled = graph(
             {name: [] for name in "abc"}, **{name: {"resource_tag": "api"} for name in "abc"}
         )
@@ -216,7 +216,7 @@ class TestParking:
             assert names(await house.take()) == [name]
 
     async def test_a_slowed_tag_parks_even_nodes_with_a_token(self) -> None:
-        house = House(api=TokenBucket(1, 1))
+        house = EngineParts(api=TokenBucket(1, 1))
         compiled = graph({"a": [], "b": []}, **{n: {"resource_tag": "api"} for n in "ab"})
         await house.submit(compiled)
         await house.take()
@@ -229,21 +229,21 @@ class TestParking:
         assert names(await house.take()) == ["b"]
 
     async def test_nodes_that_missed_their_token_do_not_all_start_at_once(self) -> None:
-        house = House(api=TokenBucket(1, 1))
+        house = EngineParts(api=TokenBucket(1, 1))
         compiled = graph(
             {name: [] for name in "abcd"}, **{name: {"resource_tag": "api"} for name in "abcd"}
         )
         await house.submit(compiled)
         assert names(await house.take()) == ["a"]
         assert await house.take() == []
-        await house.later(10)  # nobody had a slot for them meanwhile
+        await house.later(10)  # no worker had a slot for them meanwhile
         assert names(await house.take()) == ["b"]
         assert await house.take() == []
         await house.later(1)
         assert len(await house.take()) == 1
 
     async def test_cancelled_nodes_do_not_delay_the_nodes_after_them(self) -> None:
-        house = House(api=TokenBucket(1, 1))
+        house = EngineParts(api=TokenBucket(1, 1))
         size = 50
         compiled = graph(
             {f"n{i}": [] for i in range(size)},
@@ -263,7 +263,7 @@ class TestParking:
 
 
 async def test_a_cached_output_completes_a_node_without_a_start() -> None:
-    house = House()
+    house = EngineParts()
     compiled = graph({"a": [], "b": ["a"]}, a={"cache": {"ttl_seconds": 60}})
     await house.submit(compiled, "one")
     (task,) = await house.take()
@@ -278,7 +278,7 @@ async def test_a_cached_output_completes_a_node_without_a_start() -> None:
 
 
 async def test_inputs_are_copies_of_the_outputs_of_completed_parents() -> None:
-    house = House()
+    house = EngineParts()
     nodes = graph({"a": [], "skip": [], "b": ["a", "skip"]}, skip={"condition": False})
     await house.submit(nodes)
     (task,) = await house.take()
@@ -291,7 +291,7 @@ async def test_inputs_are_copies_of_the_outputs_of_completed_parents() -> None:
 
 
 async def test_a_repeated_trigger_publishes_nothing() -> None:
-    house = House()
+    house = EngineParts()
     compiled = graph({"a": []})
     await house.submit(compiled)
     await house.submit(compiled)
@@ -303,7 +303,7 @@ async def test_a_repeated_trigger_publishes_nothing() -> None:
 async def test_equal_outcomes_in_any_order_give_equal_final_states(policy: str) -> None:
     ends = []
     for backwards in (False, True):
-        house = House()
+        house = EngineParts()
         nodes = {"a": [], "b": [], "c": ["a"], "d": ["b"], "e": ["c", "d"]}
         await house.submit(graph(nodes, on_failure=policy))
         while tasks := await house.take():

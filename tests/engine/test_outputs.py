@@ -429,11 +429,11 @@ class TestTheCache:
 
 
 @pytest.mark.parametrize(
-    ("secrets", "told"),
+    ("secrets", "reported"),
     [({}, {"a": ["first-secret", 1.5]}), ({"S": "first-secret"}, {"a": ["***", 1.5]})],
 )
 async def test_an_output_encoded_as_text_is_equal_and_redacted(
-    secrets: dict[str, str], told: Any
+    secrets: dict[str, str], reported: Any
 ) -> None:
     async def h(config: Any, ctx: Any) -> Any: ...
 
@@ -442,4 +442,4 @@ async def test_an_output_encoded_as_text_is_equal_and_redacted(
     output: Any = {"a": ["first-secret", 1.5]}
     sealed = calls.open(task, lambda *_: None).seal(task, output)
     output["a"].clear()
-    assert orjson.loads(orjson.dumps(sealed)) == told
+    assert orjson.loads(orjson.dumps(sealed)) == reported

@@ -27,7 +27,7 @@ class Buckets(dict[str, TokenBucket]):
         self[tag].booked = min(self[tag].booked, until)
 
 
-class Office:
+class ParkedNodes:
     """Nodes that wait for the tokens of buckets, and who keeps their lines."""
 
     def __init__(self, **buckets: TokenBucket) -> None:
@@ -38,7 +38,7 @@ class Office:
         self.keeper = ParkedRescheduler(self, self, self.buckets, lambda: NOW, self._apply)
 
     def park(self, tag: str, *names: str) -> None:
-        """Each is told to come when the bucket says so."""
+        """Each is parked until the time that the bucket says."""
         for name in names:
             at = self.buckets[tag].book(NOW)
             self.waits[name] = ParkedNode(at, tag, Wake("r", name, Token(1, 1, 7)))
@@ -77,7 +77,7 @@ def busy(rate: float, burst: int = 1) -> TokenBucket:
 
 
 async def test_nodes_parked_behind_cancelled_ones_move_up_in_the_same_order() -> None:
-    office = Office(api=busy(1), other=busy(1))
+    office = ParkedNodes(api=busy(1), other=busy(1))
     office.park("api", "a", "b", "c", "d", "e")
     office.park("other", "x", "y")
     office.found |= {"a": None, "b": None, "d": None}
@@ -89,7 +89,7 @@ async def test_nodes_parked_behind_cancelled_ones_move_up_in_the_same_order() ->
 
 
 async def test_nothing_is_left_of_a_queue_whose_nodes_are_gone() -> None:
-    office = Office(api=busy(5))
+    office = ParkedNodes(api=busy(5))
     names = [f"n{i}" for i in range(150)]
     office.park("api", *names)
     office.found = dict.fromkeys(names)
@@ -100,7 +100,7 @@ async def test_nothing_is_left_of_a_queue_whose_nodes_are_gone() -> None:
 
 
 async def test_a_correct_queue_of_parked_nodes_is_not_changed() -> None:
-    office = Office(api=busy(0.1, 3))
+    office = ParkedNodes(api=busy(0.1, 3))
     office.park("api", "a", "b", "c", "d")
     before = office.times(), office.buckets["api"].booked
     for _ in range(3):
@@ -110,7 +110,7 @@ async def test_a_correct_queue_of_parked_nodes_is_not_changed() -> None:
 
 
 async def test_a_raised_limit_applies_to_parked_nodes() -> None:
-    office = Office(api=busy(0.05))
+    office = ParkedNodes(api=busy(0.05))
     office.park("api", "a", "b", "c")
     office.buckets["api"].set(2, 1, NOW)
     await office.keeper.look()
@@ -118,7 +118,7 @@ async def test_a_raised_limit_applies_to_parked_nodes() -> None:
 
 
 async def test_no_parked_node_gets_a_later_time() -> None:
-    office = Office(api=busy(10))
+    office = ParkedNodes(api=busy(10))
     office.park("api", *(f"n{i}" for i in range(30)))
     before = office.times()
     office.buckets["api"].set(0.1, 1, NOW)
@@ -127,26 +127,26 @@ async def test_no_parked_node_gets_a_later_time() -> None:
 
 
 async def test_a_woken_node_without_a_token_comes_before_the_others() -> None:
-    office = Office(api=TokenBucket(0.1, 1))
+    office = ParkedNodes(api=TokenBucket(0.1, 1))
     office.park("api", "woken", "next", "last")
     office.found["woken"] = PUBLISHED
     await office.keeper.look()
     assert office.moved_up == []
-    office.found["woken"] = HELD  # by max_concurrency: for how long nobody knows
+    office.found["woken"] = HELD  # by max_concurrency: for an unknown time
     await office.keeper.look()
     assert office.times() == pytest.approx({"next": 0, "last": 10})
 
 
 async def test_a_small_gain_beside_a_long_wait_causes_no_event() -> None:
-    office = Office(api=busy(1))
+    office = ParkedNodes(api=busy(1))
     office.park("api", *(f"n{i}" for i in range(100)))
     office.found |= dict.fromkeys([f"n{i}" for i in range(5)])
     await office.keeper.look()
-    assert office.moved_up == [f"n{i}" for i in range(5, 49)], "those who wait less than 50 s"
+    assert office.moved_up == [f"n{i}" for i in range(5, 49)], "nodes that wait less than 50 s"
 
 
 async def test_a_short_queue_of_parked_nodes_is_not_checked() -> None:
-    office = Office(api=busy(10))
+    office = ParkedNodes(api=busy(10))
     office.park("api", *(f"n{i}" for i in range(9)))
     office.found = dict.fromkeys(office.found)
     await office.keeper.look()

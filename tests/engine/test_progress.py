@@ -70,8 +70,8 @@ async def test_the_last_progress_comes_before_the_completion() -> None:
 
 
 async def test_a_result_does_not_overtake_progress_that_is_being_reported() -> None:
-    """The store is slow; what is told of a node after its end is not shown."""
-    entered, told = asyncio.Event(), asyncio.Event()
+    """The store is slow; progress of a node after its end is not shown."""
+    entered, reported = asyncio.Event(), asyncio.Event()
     heard: list[Any] = []
 
     class Slow:
@@ -84,7 +84,7 @@ async def test_a_result_does_not_overtake_progress_that_is_being_reported() -> N
         async def report(self, said: Sequence[Any]) -> None:
             if any(isinstance(one, Progress) for one in said):
                 telling.set()
-                await told.wait()
+                await reported.wait()
             heard.extend(said)
 
     telling, over = asyncio.Event(), asyncio.Event()
@@ -100,8 +100,8 @@ async def test_a_result_does_not_overtake_progress_that_is_being_reported() -> N
     async with asyncio.timeout(10):
         await telling.wait()
         over.set()
-        await asyncio.sleep(0.05)  # enough for a result that waits for nobody
-        told.set()
+        await asyncio.sleep(0.05)  # enough for a result that does not wait
+        reported.set()
         while len(heard) < 3:
             await asyncio.sleep(0)
     await worker.close()
@@ -118,10 +118,10 @@ async def test_a_flood_of_progress_is_throttled() -> None:
 
     async with engine(chatty) as it:
         run = await it.run({"a": "chatty"})
-        told = fractions(await it.events(run.id))
-    assert told == sorted(told)
-    assert 1 < len(told) <= 10
-    assert told[-1] == 1999 / 2000
+        reported = fractions(await it.events(run.id))
+    assert reported == sorted(reported)
+    assert 1 < len(reported) <= 10
+    assert reported[-1] == 1999 / 2000
 
 
 async def test_progress_of_several_nodes_is_kept_separate() -> None:

@@ -81,9 +81,9 @@ async def test_a_parked_node_holds_no_slot() -> None:
         run = await it.wait(run_id)
         events = await it.events(run_id)
     assert run.status == "COMPLETED"
-    told = [event for event in events if event.type == "node.parked"]
-    assert {event.node for event in told} == set(parked)
-    assert {event.data["resource_tag"] for event in told if event.data} == {"api"}
+    reported = [event for event in events if event.type == "node.parked"]
+    assert {event.node for event in reported} == set(parked)
+    assert {event.data["resource_tag"] for event in reported if event.data} == {"api"}
 
 
 async def parked(it: Any, run_id: str, at_least: int) -> None:

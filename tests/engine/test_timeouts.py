@@ -1,4 +1,4 @@
-"""Handlers that take too long, are told to stop, or do not listen."""
+"""Handlers that take too long, are stopped, or do not listen."""
 
 from __future__ import annotations
 
@@ -85,19 +85,19 @@ class TestTimeouts:
 
     async def test_a_timed_out_handler_in_a_thread_is_abandoned_and_frees_its_slot(self) -> None:
         release = threading.Event()
-        told = threading.Event()
+        reported = threading.Event()
 
         def stuck(config: dict[str, Any], ctx: Any) -> str:
             while not release.wait(0.002):
                 if ctx.cancelled.is_set():
-                    told.set()
+                    reported.set()
             return "too late"
 
         async with engine(stuck, noop, concurrency=1) as it:
             run = await it.run(node("stuck"))
             assert error_of(run)["type"] == "timeout"
             assert (await it.run({"b": "noop"})).status == "COMPLETED"
-            assert await asyncio.to_thread(told.wait, 5), "it was not told to stop"
+            assert await asyncio.to_thread(reported.wait, 5), "it was not asked to stop"
             release.set()
             await asyncio.sleep(0.01)
             assert (await it.load(run.id)).node("a").output is None

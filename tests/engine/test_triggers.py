@@ -1,4 +1,4 @@
-"""What is accepted is made, at once or later, and whoever asked is told the truth about it."""
+"""What is accepted is made, at once or later, and the caller gets a true reply."""
 
 from __future__ import annotations
 
@@ -78,19 +78,19 @@ class Maker:
 
 
 def submitting(kept: Kept, maker: Maker) -> tuple[TriggerService, list[str]]:
-    told: list[str] = []
-    made = TriggerService(kept, maker, lambda: 1000.0, lambda why: told.append(str(why)))  # type: ignore[arg-type]
-    return made, told
+    reported: list[str] = []
+    made = TriggerService(kept, maker, lambda: 1000.0, lambda why: reported.append(str(why)))  # type: ignore[arg-type]
+    return made, reported
 
 
 async def test_a_run_is_accepted_created_and_settled() -> None:
     kept, maker = Kept(outlives=False), Maker()
-    them, told = submitting(kept, maker)
+    them, reported = submitting(kept, maker)
     await them.submit(ASKED)
     await them.submit_batch("b", [ASKED, ASKED._replace(run_id="other")], None, 900.0)
     assert maker.made == [("asked", 1000.0), ("asked", 900.0), ("other", 900.0)]
     assert kept.settled == ["asked", "b"]
-    assert not told
+    assert not reported
 
 
 async def test_a_run_whose_creator_died_is_created_under_its_id() -> None:
@@ -134,10 +134,10 @@ async def test_a_run_stored_in_the_archive_is_accepted_even_if_it_cannot_be_crea
     error: Exception,
 ) -> None:
     kept = Kept(outlives=True)
-    them, told = submitting(kept, Maker(error))
+    them, reported = submitting(kept, Maker(error))
     await them.submit(ASKED)
     await them.submit_batch("b", [ASKED], None, 900.0)
-    assert told == [str(error)] * 2
+    assert reported == [str(error)] * 2
     assert kept.settled == [], "it is still to be made"
 
 
@@ -145,9 +145,9 @@ async def test_a_trigger_does_not_wait_long_for_a_run_that_the_archive_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(triggers, "MAKING_SECONDS", 0.01)
-    them, told = submitting(Kept(outlives=True), Maker(seconds=60))
+    them, reported = submitting(Kept(outlives=True), Maker(seconds=60))
     await asyncio.wait_for(them.submit(ASKED), 5)
-    assert told == ["not made within 0.02 s"]
+    assert reported == ["not made within 0.02 s"]
 
 
 async def test_a_run_stored_nowhere_else_is_refused_if_it_cannot_be_created() -> None:

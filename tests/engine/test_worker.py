@@ -355,11 +355,11 @@ async def test_the_idempotency_key_is_the_same_for_every_attempt_of_an_epoch() -
 
 
 class _Given:
-    """A task_source with these tasks on it; it keeps what it is told."""
+    """A task_source with these tasks on it; it keeps the reports."""
 
     def __init__(self, tasks: list[Task]) -> None:
         self.tasks = tasks
-        self.told: list[Any] = []
+        self.reported: list[Any] = []
 
     async def take(self, limit: int) -> list[Task]:
         if not self.tasks:
@@ -367,8 +367,8 @@ class _Given:
         taken, self.tasks = self.tasks[:limit], self.tasks[limit:]
         return taken
 
-    async def report(self, told: list[Any]) -> None:
-        self.told += told
+    async def report(self, reported: list[Any]) -> None:
+        self.reported += reported
 
 
 @pytest.mark.parametrize("same_token", [True, False])
@@ -396,11 +396,11 @@ async def test_a_node_that_starts_again_on_the_same_worker_does_not_end_the_work
         worker.stop(Stop("run", "n", tokens[1]))
         assert worker.holding() == [*([] if same_token else starts[:1]), other]
         gate.opened.set()
-        while not any(one.node == "other" for one in task_source.told):
+        while not any(one.node == "other" for one in task_source.reported):
             await asyncio.sleep(0)
     await worker.close()
     assert not crashes
-    assert sum(one.output is not None for one in task_source.told) == (1 if same_token else 2)
+    assert sum(one.output is not None for one in task_source.reported) == (1 if same_token else 2)
 
 
 async def test_a_task_stopped_before_its_start_does_not_start_and_takes_no_slot() -> None:
@@ -459,9 +459,9 @@ async def test_the_output_of_a_stopped_handler_completes_nothing(
             await asyncio.sleep(0)
         worker.stop(Stop("run", "n", token))
         release.set()
-        while not task_source.told:
+        while not task_source.reported:
             await asyncio.sleep(0.001)
     await worker.close()
-    (late,) = task_source.told
+    (late,) = task_source.reported
     assert (late.node, late.token.epoch, late.token.attempt) == ("n", 1, 1)
     assert late.token != token

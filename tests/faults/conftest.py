@@ -1,4 +1,4 @@
-"""A nursery for all tests here, and for each test a folder in which its processes meet."""
+"""One process forker for all tests here, and for each test a folder in which its processes meet."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from .nursery import Nursery
+from .process_forker import ProcessForker
 
 
 @pytest.fixture(scope="session")
-def shared_nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+def shared_forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessForker]:
     jobs = Path(__file__).with_name("jobs.py")
-    with Nursery(jobs, tmp_path_factory.mktemp("told")) as nursery:
-        yield nursery
+    with ProcessForker(jobs, tmp_path_factory.mktemp("reported")) as process_forker:
+        yield process_forker
 
 
 @pytest.fixture
-def nursery(shared_nursery: Nursery) -> Iterator[Nursery]:
-    yield shared_nursery
-    shared_nursery.clear()
+def process_forker(shared_forker: ProcessForker) -> Iterator[ProcessForker]:
+    yield shared_forker
+    shared_forker.clear()
 
 
 @pytest.fixture

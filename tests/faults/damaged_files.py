@@ -42,7 +42,7 @@ class File(NamedTuple):
 
     path: Path
     victim: str
-    """Unfinished, and nobody drives it."""
+    """Unfinished, and without an owner."""
     other: str
     """The same, and never damaged."""
     ended: str

@@ -2,7 +2,7 @@
 
 An effect is a statement that changes the file, or what a handler does outside. A point is
 a side of an effect: `before COMMIT of submit`, `after add_run 3`, `before handler of left`. The
-number counts the effects of that name, or those that match, from 1. What follows `of` is found
+number counts the effects of that name, or the matching ones, from 1. What follows `of` is found
 in an effect's details: of a piece of a journal its entries (`claim`, `claim left`, `end`), of
 a COMMIT all that its transaction did. It hooks into `sqlite3` from outside, so the code under
 test does not know of it.

@@ -1,4 +1,4 @@
-"""What the processes of these tests do; `nursery` starts them.
+"""What the processes of these tests do; `process_forker` starts them.
 
 `ran` is the side file: a handler adds a line to it at every start, so that what was executed is
 counted outside of everything that could be wrong about it.
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from effects import Counter, Tripwire, Watch, watch_connections
-from nursery import tell
+from process_forker import tell
 
 from dovetail.cli import app, main
 from dovetail.config import RateLimit, Settings
@@ -238,7 +238,7 @@ async def finish(folder: str, workflow: str, **settings: Any) -> None:
 async def resume(
     folder: str, point: str | None = None, run_id: str | None = None, **settings: Any
 ) -> None:
-    """Drive what nobody drives to its end; tells which that are, then each of them."""
+    """Drive the runs without an owner to their end; prints their ids, then each of them."""
     async with engine(folder, point, **settings) as commands:
         taken = await commands.resume(run_id)
         tell(taken)

@@ -24,7 +24,7 @@ def starts(folder: str | Path, run_id: str) -> list[Start]:
 
 
 def stopped(folder: str | Path, run_id: str) -> list[Start]:
-    """The executions that were told to stop."""
+    """The executions that were asked to stop."""
     lines = [line.split() for line in (Path(folder) / "ran").read_text().splitlines()]
     return [
         (node, int(epoch), int(attempt))

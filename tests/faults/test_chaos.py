@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from .nursery import Child, Nursery
+from .process_forker import Child, ProcessForker
 from .side_file import check_executions, starts
 
 ROUNDS = int(os.environ.get("DOVETAIL_ROUNDS", "2"))
@@ -25,14 +25,14 @@ IMPATIENT = {"lease_seconds": 0.3, "max_crashes": 1000}
 COMMITS = ["thread", "loop"]
 
 
-class Crowd:
+class RunProcesses:
     """Processes that all have to do with one run."""
 
-    def __init__(self, nursery: Nursery, folder: Path, chance: random.Random) -> None:
-        self._nursery = nursery
+    def __init__(self, process_forker: ProcessForker, folder: Path, chance: random.Random) -> None:
+        self._process_forker = process_forker
         self._folder = str(folder)
         self._chance = chance
-        first = nursery.start("run", folder=self._folder, workflow="everything", **IMPATIENT)
+        first = process_forker.start("run", folder=self._folder, workflow="everything", **IMPATIENT)
         self.run_id: str = first.hear()
         self.drivers = [first]
         self.orders: list[Child] = []
@@ -44,7 +44,7 @@ class Crowd:
 
     def come(self) -> None:
         given = {"folder": self._folder, "commits": self._chance.choice(COMMITS), **IMPATIENT}
-        self.drivers.append(self._nursery.start("resume", **given))
+        self.drivers.append(self._process_forker.start("resume", **given))
 
     def fall_silent(self) -> None:
         self._signal(signal.SIGSTOP)
@@ -63,20 +63,20 @@ class Crowd:
         given = {"folder": self._folder, "commits": self._chance.choice(COMMITS)}
         command = self._chance.choice(["cancel", "retry", "retry"])
         self.orders.append(
-            self._nursery.start("order", command=command, run_id=self.run_id, **given)
+            self._process_forker.start("order", command=command, run_id=self.run_id, **given)
         )
 
     def check(self) -> None:
-        """Once all are awake again: everybody is content, and so is whoever reads the log."""
+        """Once all are awake again: every process is content, and the log is right."""
         for driver in self.drivers:
             with suppress(ProcessLookupError):
                 driver.signal(signal.SIGCONT)
         for order in self.orders:
             assert order.wait() == 0 or "Conflict: run " in order.errors, order.errors
-        self._nursery.start("finish", folder=self._folder, workflow="everything").done()
+        self._process_forker.start("finish", folder=self._folder, workflow="everything").done()
         for driver in self.drivers:
             assert driver.wait() in (0, -signal.SIGKILL), driver.errors
-        look = self._nursery.start("look", folder=self._folder, run_id=self.run_id).done()
+        look = self._process_forker.start("look", folder=self._folder, run_id=self.run_id).done()
         assert (look["status"], look["owner"]) == ("COMPLETED", "none")
         assert look["differences"] == []
         executed = starts(self._folder, self.run_id)
@@ -87,10 +87,10 @@ class Crowd:
 
 @pytest.mark.parametrize("number", range(ROUNDS))
 def test_under_random_faults_the_run_ends_and_its_log_is_consistent(
-    nursery: Nursery, tmp_path: Path, number: int
+    process_forker: ProcessForker, tmp_path: Path, number: int
 ) -> None:
     print(f"DOVETAIL_SEED={SEED + number} DOVETAIL_ROUNDS=1")  # shown when the test fails
-    crowd = Crowd(nursery, tmp_path, random.Random(SEED + number))
+    crowd = RunProcesses(process_forker, tmp_path, random.Random(SEED + number))
     for _ in range(EVENTS):
         crowd.something_happens()
     crowd.check()

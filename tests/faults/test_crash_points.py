@@ -1,6 +1,6 @@
 """A process dies between two external effects; another goes on with nothing but the file.
 
-Each test is one named point (`effects`). Whatever the point, the end is that of a run that nobody
+Each test is one named point (`effects`). Whatever the point, the end is that of a run that nothing
 disturbed; every execution is an attempt in the log; the log obeys the rules; and what was
 answered is there.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from .nursery import Child, Nursery
+from .process_forker import Child, ProcessForker
 from .side_file import check_executions, starts, stopped, wait_for_start
 
 # ── a run, from a file that is not there to its end ──────────────────────────────────────
@@ -104,10 +104,10 @@ IN_A_RUN = [
 
 @pytest.fixture(scope="module")
 def undisturbed(
-    shared_nursery: Nursery, tmp_path_factory: pytest.TempPathFactory
+    shared_forker: ProcessForker, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
     folder = str(tmp_path_factory.mktemp("undisturbed"))
-    end: dict[str, Any] = shared_nursery.start("run", folder=folder, workflow="everything").done()
+    end: dict[str, Any] = shared_forker.start("run", folder=folder, workflow="everything").done()
     assert end["status"] == "COMPLETED"
     assert end["differences"] == []
     check_executions(starts(folder, end["run_id"]), end["events"])
@@ -118,7 +118,7 @@ def check_end(
     folder: str, found: dict[str, Any], ended: dict[str, Any], last: dict[str, Any]
 ) -> None:
     """The run as a second process found it, brought it to its end, and after a retry of that."""
-    # Nobody may start `once` again, so a crash that could have hit its start fails it.
+    # No worker may start `once` again, so a crash that could have hit its start fails it.
     hit = found["nodes"]["once"][0] == "RUNNING"
     assert ended["status"] == ("FAILED" if hit else "COMPLETED")
     assert ended["nodes"]["once"] == (["FAILED", "worker_lost"] if hit else ["COMPLETED", None])
@@ -132,21 +132,25 @@ def check_end(
     assert last["owner"] == "none"
 
 
-def crash(nursery: Nursery, job: str, **given: Any) -> Child:
-    child = nursery.start(job, **given)
+def crash(process_forker: ProcessForker, job: str, **given: Any) -> Child:
+    child = process_forker.start(job, **given)
     assert child.wait() == 9, f"it never came to this point: {child.errors}"
     return child
 
 
 def crash_and_finish(
-    nursery: Nursery, folder: str, point: str | int, commits: str, undisturbed: dict[str, Any]
+    process_forker: ProcessForker,
+    folder: str,
+    point: str | int,
+    commits: str,
+    undisturbed: dict[str, Any],
 ) -> None:
     given = {"folder": folder, "workflow": "everything", "commits": commits}
-    first = crash(nursery, "run", point=point, **given)
-    second = nursery.start("finish", **given)
+    first = crash(process_forker, "run", point=point, **given)
+    second = process_forker.start("finish", **given)
     second.done()
-    found, ended, last = second.told()
-    if answered := first.told():
+    found, ended, last = second.reported()
+    if answered := first.reported():
         assert found["run_id"] == answered[0], "the answered run is gone"
     check_end(folder, found, ended, last)
     assert last["status"] == undisturbed["status"]
@@ -155,24 +159,28 @@ def crash_and_finish(
 
 @pytest.mark.parametrize("point", BEFORE_A_RUN)
 def test_a_run_starts_after_a_crash_before_its_creation(
-    nursery: Nursery, folder: str, point: str, undisturbed: dict[str, Any]
+    process_forker: ProcessForker, folder: str, point: str, undisturbed: dict[str, Any]
 ) -> None:
-    crash_and_finish(nursery, folder, point, "thread", undisturbed)
+    crash_and_finish(process_forker, folder, point, "thread", undisturbed)
 
 
 @pytest.mark.parametrize("commits", ["thread", "loop"])
 @pytest.mark.parametrize("point", IN_A_RUN)
 def test_a_run_has_the_same_end_after_a_crash(
-    nursery: Nursery, folder: str, point: str, commits: str, undisturbed: dict[str, Any]
+    process_forker: ProcessForker,
+    folder: str,
+    point: str,
+    commits: str,
+    undisturbed: dict[str, Any],
 ) -> None:
-    crash_and_finish(nursery, folder, point, commits, undisturbed)
+    crash_and_finish(process_forker, folder, point, commits, undisturbed)
 
 
 def test_a_run_has_the_same_end_after_a_crash_at_any_side_effect(
-    nursery: Nursery, tmp_path: Path, undisturbed: dict[str, Any]
+    process_forker: ProcessForker, tmp_path: Path, undisturbed: dict[str, Any]
 ) -> None:
-    """The points that nobody named; DOVETAIL_CRASHES=all takes every one of them."""
-    count = nursery.start("count", folder=str(tmp_path), workflow="everything").done()
+    """The points without a name; DOVETAIL_CRASHES=all takes every one of them."""
+    count = process_forker.start("count", folder=str(tmp_path), workflow="everything").done()
     assert count > 2 * len(IN_A_RUN + BEFORE_A_RUN), (
         "points without a name are what this test is for"
     )
@@ -183,7 +191,7 @@ def test_a_run_has_the_same_end_after_a_crash_at_any_side_effect(
         folder.mkdir()
         try:
             commits = ("thread", "loop")[place % 2]
-            crash_and_finish(nursery, str(folder), place, commits, undisturbed)
+            crash_and_finish(process_forker, str(folder), place, commits, undisturbed)
         except AssertionError as error:
             raise AssertionError(f"crashed at side {place} of {count}: {error}") from error
 
@@ -207,25 +215,31 @@ def test_a_run_has_the_same_end_after_a_crash_at_any_side_effect(
     ],
 )
 def test_a_run_has_the_same_end_after_its_new_owner_crashed_too(
-    nursery: Nursery, folder: str, point: str, undisturbed: dict[str, Any]
+    process_forker: ProcessForker, folder: str, point: str, undisturbed: dict[str, Any]
 ) -> None:
-    crash(nursery, "run", folder=folder, workflow="everything", point="after handler of join")
-    crash(nursery, "resume", folder=folder, point=point, commits="loop")
-    finishing = nursery.start("finish", folder=folder, workflow="everything")
+    crash(
+        process_forker, "run", folder=folder, workflow="everything", point="after handler of join"
+    )
+    crash(process_forker, "resume", folder=folder, point=point, commits="loop")
+    finishing = process_forker.start("finish", folder=folder, workflow="everything")
     finishing.done()
-    found, ended, last = finishing.told()
+    found, ended, last = finishing.reported()
     check_end(folder, found, ended, last)
     assert last["outputs"] == undisturbed["outputs"]
 
 
-def test_a_node_that_crashes_its_process_each_time_fails(nursery: Nursery, folder: str) -> None:
-    crash(nursery, "run", folder=folder, workflow="short", point="after handler of a")
+def test_a_node_that_crashes_its_process_each_time_fails(
+    process_forker: ProcessForker, folder: str
+) -> None:
+    crash(process_forker, "run", folder=folder, workflow="short", point="after handler of a")
     for _ in range(2):
-        crash(nursery, "resume", folder=folder, point="after handler of a")
-    last = nursery.start("resume", folder=folder)
+        crash(process_forker, "resume", folder=folder, point="after handler of a")
+    last = process_forker.start("resume", folder=folder)
     last.done()
-    told, end = last.told()
-    assert told == [end["run_id"]], "whoever resumes it is told of it, though it ends at once"
+    reported, end = last.reported()
+    assert reported == [end["run_id"]], (
+        "the process that resumes it reports it, though it ends at once"
+    )
     assert end["status"] == "FAILED"
     assert end["nodes"]["a"] == ["FAILED", "worker_lost"]
     assert starts(folder, end["run_id"]) == [("a", 1, 1), ("a", 1, 2), ("a", 1, 3)]
@@ -251,11 +265,11 @@ def test_a_node_that_crashes_its_process_each_time_fails(nursery: Nursery, folde
     ],
 )
 def test_a_run_continues_after_a_crash_during_its_hand_back(
-    nursery: Nursery, folder: str, point: str, commits: str
+    process_forker: ProcessForker, folder: str, point: str, commits: str
 ) -> None:
     given = {"folder": folder, "workflow": "long", "node": "waits", "commits": commits}
-    crash(nursery, "leave", point=point, **given)
-    check_long(nursery, folder)
+    crash(process_forker, "leave", point=point, **given)
+    check_long(process_forker, folder)
 
 
 @pytest.mark.parametrize(
@@ -268,16 +282,16 @@ def test_a_run_continues_after_a_crash_during_its_hand_back(
     ],
 )
 def test_a_run_continues_after_a_crash_during_a_lease_renewal(
-    nursery: Nursery, folder: str, point: str
+    process_forker: ProcessForker, folder: str, point: str
 ) -> None:
-    crash(nursery, "run", folder=folder, workflow="long", point=point, lease_seconds=0.3)
-    check_long(nursery, folder)
+    crash(process_forker, "run", folder=folder, workflow="long", point=point, lease_seconds=0.3)
+    check_long(process_forker, folder)
 
 
-def check_long(nursery: Nursery, folder: str) -> None:
+def check_long(process_forker: ProcessForker, folder: str) -> None:
     """The run `long`, whose second node was interrupted once, comes to its end."""
     (Path(folder) / "go").touch()
-    end = nursery.start("resume", folder=folder).done()
+    end = process_forker.start("resume", folder=folder).done()
     assert end["status"] == "COMPLETED"
     assert end["differences"] == []
     executed = starts(folder, end["run_id"])
@@ -301,12 +315,12 @@ def check_long(nursery: Nursery, folder: str) -> None:
     ],
 )
 def test_a_cancel_whose_process_crashes_is_complete_or_has_no_effect(
-    nursery: Nursery, folder: str, point: str
+    process_forker: ProcessForker, folder: str, point: str
 ) -> None:
-    driving = nursery.start("run", folder=folder, workflow="long")
+    driving = process_forker.start("run", folder=folder, workflow="long")
     run_id = driving.hear()
     wait_for_start(folder, run_id, ("waits", 1, 1))
-    crash(nursery, "order", folder=folder, command="cancel", run_id=run_id, point=point)
+    crash(process_forker, "order", folder=folder, command="cancel", run_id=run_id, point=point)
     committed = point.startswith("after COMMIT")
     if not committed:
         (Path(folder) / "go").touch()
@@ -326,19 +340,19 @@ def test_a_cancel_whose_process_crashes_is_complete_or_has_no_effect(
     ],
 )
 def test_a_cancel_holds_if_the_owner_crashes_during_it(
-    nursery: Nursery, folder: str, point: str
+    process_forker: ProcessForker, folder: str, point: str
 ) -> None:
-    driving = nursery.start("run", folder=folder, workflow="long", point=point)
+    driving = process_forker.start("run", folder=folder, workflow="long", point=point)
     run_id = driving.hear()
     wait_for_start(folder, run_id, ("waits", 1, 1))
-    said = nursery.start("order", folder=folder, command="cancel", run_id=run_id).done()
+    said = process_forker.start("order", folder=folder, command="cancel", run_id=run_id).done()
     assert said == "CANCELLED"
     assert driving.wait() == 9
-    assert nursery.start("resume", folder=folder).done() == [], "it has ended"
+    assert process_forker.start("resume", folder=folder).done() == [], "it has ended"
     (Path(folder) / "go").touch()
-    finishing = nursery.start("finish", folder=folder, workflow="long")
+    finishing = process_forker.start("finish", folder=folder, workflow="long")
     finishing.done()
-    found, _, last = finishing.told()
+    found, _, last = finishing.reported()
     assert found["status"] == "CANCELLED"
     assert (last["status"], last["differences"]) == ("COMPLETED", [])
     check_executions(starts(folder, run_id), last["events"])
@@ -367,13 +381,13 @@ def test_a_cancel_holds_if_the_owner_crashes_during_it(
     ],
 )
 def test_a_batch_repeated_after_a_crash_has_every_run_once(
-    nursery: Nursery, folder: str, job: str, point: str
+    process_forker: ProcessForker, folder: str, job: str, point: str
 ) -> None:
-    first = crash(nursery, job, folder=folder, workflow="short", count=6, point=point)
-    second = nursery.start(job, folder=folder, workflow="short", count=6)
+    first = crash(process_forker, job, folder=folder, workflow="short", count=6, point=point)
+    second = process_forker.start(job, folder=folder, workflow="short", count=6)
     second.done()
-    batch_id, batch, *runs = second.told()
-    if answered := first.told():
+    batch_id, batch, *runs = second.reported()
+    if answered := first.reported():
         assert batch_id == answered[0], "the answered batch is gone"
     assert batch["counts"] == {"COMPLETED": 6}
     assert [run["index"] for run in batch["runs"]] == list(range(6))

@@ -1,7 +1,7 @@
 """A damaged file: what cannot be read is named and left as it is, and everything else goes on.
 
 Every command and every call of the API is tried on each of a family of damaged files. Whatever is
-wrong with one, nobody is told of a bug, and nobody sees a traceback.
+wrong with one, no message speaks of a bug, and none has a traceback.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dovetail.api.app import create_app
 from dovetail.api.operations import ThisProcess
 from dovetail.api.service import ApiService
 from dovetail.cli.app import app
-from dovetail.cli.failures import exit_code_of
+from dovetail.cli.output import exit_code_of
 from dovetail.core.errors import BrokenRun, StoreError
 from dovetail.core.states import RunStatus
 from dovetail.engine.commands import Commands
@@ -79,9 +79,9 @@ def call(
     def run(*args: str) -> tuple[int, str, str]:
         code = exit_code_of(lambda: DOVETAIL.main(list(args), "dovetail"))
         said = capfd.readouterr()
-        for told in said:
-            assert "Traceback" not in told, (args, told)
-            assert "bug in dovetail" not in told, (args, told)
+        for reported in said:
+            assert "Traceback" not in reported, (args, reported)
+            assert "bug in dovetail" not in reported, (args, reported)
         assert code in (0, 1, 2), (args, code, said)
         return code, said.out, said.err
 
@@ -89,7 +89,7 @@ def call(
 
 
 def asking(file: File) -> list[list[str]]:
-    """Every command that asks for something, without those that stay."""
+    """Every command that asks for something and then ends."""
     of_a_run = ["show", "why", "events", "results", "verify", "repair", "cancel"]
     commands = [["runs", name, file.victim] for name in of_a_run]
     commands += [["runs", name, file.ended] for name in ("show", "verify")]
@@ -169,10 +169,10 @@ async def test_no_api_request_is_a_500_on_a_damaged_file(
     async with serving(file) as client:
         for method, path, body in requests(file):
             answer = await client.request(method, path, json=body)
-            told = (damage.name, method, path, answer.text[:500])
-            assert answer.status_code < 500, told
+            reported = (damage.name, method, path, answer.text[:500])
+            assert answer.status_code < 500, reported
             if answer.status_code >= 400:
-                assert answer.headers["content-type"] == "application/problem+json", told
+                assert answer.headers["content-type"] == "application/problem+json", reported
         keyed = await client.post(
             "/workflows/quick/runs", json={"params": {"x": 1}}, headers={"Idempotency-Key": "k"}
         )

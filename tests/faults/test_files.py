@@ -29,7 +29,7 @@ from dovetail.core.errors import StoreError
 from dovetail.stores.sqlite.file import SCHEMA_VERSION, SqliteFile
 
 from ..engine.harness import engine
-from .nursery import Nursery
+from .process_forker import ProcessForker
 from .side_file import check_executions, starts, wait_for_start
 
 FLOW = """
@@ -76,11 +76,11 @@ Dovetail = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def dovetail(nursery: Nursery) -> Dovetail:
+def dovetail(process_forker: ProcessForker) -> Dovetail:
     """`dovetail ARGS` in a folder: its exit code, what it said and what it complained of."""
 
     def call(folder: Path, *args: str) -> tuple[int, str, str]:
-        child = nursery.start("dovetail", folder=str(folder), args=list(args))
+        child = process_forker.start("dovetail", folder=str(folder), args=list(args))
         code = child.wait()
         check_complaint(child.errors)
         return code, child.output, child.errors
@@ -271,7 +271,7 @@ async def test_a_run_that_disappears_from_the_file_stops_the_engine_with_an_erro
 
 
 def without_powers(folder: Path, *args: str, **env: str) -> tuple[int, str, str]:
-    """`dovetail ARGS` by somebody to whom permissions apply, whoever runs the tests."""
+    """`dovetail ARGS` by a user to whom permissions apply, even if root runs the tests."""
     done = subprocess.run(
         [sys.executable, "-m", "dovetail", *args],
         cwd=folder,
@@ -305,18 +305,20 @@ def kept(place: Path) -> Iterator[Path]:
         path.chmod(0o644)
 
 
-def interrupted(kept: Path, nursery: Nursery) -> str:
+def interrupted(kept: Path, process_forker: ProcessForker) -> str:
     """The id of a run of `short` whose first node was lost."""
-    child = nursery.start("run", folder=str(kept), workflow="short", point="after handler of a")
+    child = process_forker.start(
+        "run", folder=str(kept), workflow="short", point="after handler of a"
+    )
     assert child.wait() == 9
     return str(child.hear())
 
 
 @pytest.mark.parametrize("what", ["file", "folder", "both"])
 def test_a_read_only_file_or_folder_is_reported_and_the_run_continues_once_it_is_writable(
-    kept: Path, nursery: Nursery, what: str
+    kept: Path, process_forker: ProcessForker, what: str
 ) -> None:
-    run_id = interrupted(kept, nursery)
+    run_id = interrupted(kept, process_forker)
     checkpoint(kept / "runs.db")
     if what in ("file", "both"):
         (kept / "runs.db").chmod(0o444)
@@ -326,7 +328,7 @@ def test_a_read_only_file_or_folder_is_reported_and_the_run_continues_once_it_is
     refused(without_powers(kept.parent, *RESUME), "kept/runs.db cannot be")
     kept.chmod(0o755)
     (kept / "runs.db").chmod(0o644)
-    end = nursery.start("resume", folder=str(kept)).done()
+    end = process_forker.start("resume", folder=str(kept)).done()
     assert (end["run_id"], end["status"], end["differences"]) == (run_id, "COMPLETED", [])
     assert starts(kept, run_id) == [("a", 1, 1), ("a", 1, 2), ("b", 1, 1)]
 
@@ -473,71 +475,75 @@ def test_a_disk_that_is_full_before_the_run_is_reported_and_no_run_is_created(
 
 @pytest.mark.parametrize("commits", ["thread", "loop"])
 def test_a_full_disk_at_any_commit_is_reported_to_the_waiting_caller(
-    nursery: Nursery, folder: str, commits: str
+    process_forker: ProcessForker, folder: str, commits: str
 ) -> None:
     given = {"folder": folder, "workflow": "big", "commits": commits}
-    first = nursery.start("run", most_bytes=400 * KIB, **given)
+    first = process_forker.start("run", most_bytes=400 * KIB, **given)
     run_id = first.hear()
     assert first.wait() == 1
     assert "StoreError" in first.errors
     assert "full" in first.errors
     executed = starts(folder, run_id)
     assert 1 < len(executed) < 12, "it should fill up on the way"
-    end = nursery.start("finish", **given).done()
+    end = process_forker.start("finish", **given).done()
     assert (end["run_id"], end["status"], end["differences"]) == (run_id, "COMPLETED", [])
     check_executions(starts(folder, run_id), end["events"])
     assert len(starts(folder, run_id)) <= 12 + 1, "what was kept did not run again"
 
 
-# ── a file that somebody else writes to ──────────────────────────────────────────────────
+# ── a file that another program writes to ──────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("commits", ["thread", "loop"])
-def test_a_writer_waits_for_a_locked_file(nursery: Nursery, folder: str, commits: str) -> None:
+def test_a_writer_waits_for_a_locked_file(
+    process_forker: ProcessForker, folder: str, commits: str
+) -> None:
     given = {"folder": folder, "workflow": "long", "commits": commits}
-    driving = nursery.start("run", **given)
+    driving = process_forker.start("run", **given)
     run_id = driving.hear()
     wait_for_start(folder, run_id, ("waits", 1, 1))
-    holding = nursery.start("hold", folder=folder, seconds=1.5)
+    holding = process_forker.start("hold", folder=folder, seconds=1.5)
     holding.hear()
     began = time.monotonic()
     (Path(folder) / "go").touch()
-    following = nursery.start("run", **given)  # the same key: it follows, once it is let in
+    following = process_forker.start("run", **given)  # the same key: it follows, once it is let in
     assert driving.done()["status"] == following.done()["status"] == "COMPLETED"
     assert time.monotonic() - began > 1.0
     assert starts(folder, run_id) == [("first", 1, 1), ("waits", 1, 1)]
 
 
 def test_a_reader_does_not_wait_for_a_locked_file(
-    nursery: Nursery, folder: str, place: Path, dovetail: Dovetail
+    process_forker: ProcessForker, folder: str, place: Path, dovetail: Dovetail
 ) -> None:
-    run_id = nursery.start("run", folder=folder, workflow="short").done()["run_id"]
-    holding = nursery.start("hold", folder=folder, seconds=10)
+    run_id = process_forker.start("run", folder=folder, workflow="short").done()["run_id"]
+    holding = process_forker.start("hold", folder=folder, seconds=10)
     holding.hear()
     for args in (["list"], ["show"], ["why"], ["events"], ["results"], ["verify"], ["watch"]):
         code, said, _ = dovetail(place, "runs", *args)
         assert code == 0
         assert said
-    assert nursery.start("look", folder=folder, run_id=run_id).done()["status"] == "COMPLETED"
+    assert (
+        process_forker.start("look", folder=folder, run_id=run_id).done()["status"] == "COMPLETED"
+    )
     holding.signal(signal.SIGTERM)
     assert holding.wait() == -signal.SIGTERM, "it still held the file"
 
 
 @pytest.mark.parametrize("commits", ["thread", "loop"])
 def test_a_file_that_stays_locked_ends_the_engine_and_the_run_continues_later(
-    nursery: Nursery, folder: str, commits: str
+    process_forker: ProcessForker, folder: str, commits: str
 ) -> None:
     given = {"folder": folder, "workflow": "long", "commits": commits}
-    driving = nursery.start("run", busy_seconds=0.3, **given)
+    driving = process_forker.start("run", busy_seconds=0.3, **given)
     run_id = driving.hear()
     wait_for_start(folder, run_id, ("waits", 1, 1))
-    holding = nursery.start("hold", folder=folder, seconds=30)
+    holding = process_forker.start("hold", folder=folder, seconds=30)
     holding.hear()
     (Path(folder) / "go").touch()
     assert driving.wait() == 1
     assert "was locked by another process for more than 0.3 s" in driving.errors
     holding.kill()
-    end = nursery.start("resume", folder=folder).done()
+    end = process_forker.start("resume", folder=folder).done()
     assert (end["run_id"], end["status"], end["differences"]) == (run_id, "COMPLETED", [])
     check_executions(starts(folder, run_id), end["events"])
 
@@ -550,14 +556,14 @@ HOUR = 3600.0
 @pytest.mark.parametrize("ahead", [HOUR, -HOUR], ids=["back", "forward"])
 @pytest.mark.parametrize("point", ["after COMMIT of fail flaky", "after COMMIT of park parked"])
 def test_a_waiting_node_does_not_wait_longer_after_the_clock_was_set(
-    nursery: Nursery, folder: str, point: str, ahead: float
+    process_forker: ProcessForker, folder: str, point: str, ahead: float
 ) -> None:
-    first = nursery.start(
+    first = process_forker.start(
         "run", folder=folder, workflow="everything", point=point, clock_ahead=ahead
     )
     assert first.wait() == 9
     began = time.monotonic()
-    finishing = nursery.start("finish", folder=folder, workflow="everything")
+    finishing = process_forker.start("finish", folder=folder, workflow="everything")
     end = finishing.done()
     assert time.monotonic() - began < 60
     assert (end["status"], end["differences"]) == ("COMPLETED", [])
@@ -566,21 +572,21 @@ def test_a_waiting_node_does_not_wait_longer_after_the_clock_was_set(
 
 @pytest.mark.parametrize("ahead", [HOUR, -HOUR], ids=["ahead", "behind"])
 def test_no_live_process_counts_as_dead_after_the_clock_was_set(
-    nursery: Nursery, folder: str, ahead: float
+    process_forker: ProcessForker, folder: str, ahead: float
 ) -> None:
-    driving = nursery.start("run", folder=folder, workflow="long", lease_seconds=2)
+    driving = process_forker.start("run", folder=folder, workflow="long", lease_seconds=2)
     run_id = driving.hear()
     wait_for_start(folder, run_id, ("waits", 1, 1))
-    assert nursery.start("resume", folder=folder, clock_ahead=ahead).done() == []
+    assert process_forker.start("resume", folder=folder, clock_ahead=ahead).done() == []
     (Path(folder) / "go").touch()
     assert driving.done()["status"] == "COMPLETED"
     assert starts(folder, run_id) == [("first", 1, 1), ("waits", 1, 1)]
 
 
 def test_the_doctor_reports_a_clock_that_was_set_back(
-    nursery: Nursery, folder: str, place: Path, dovetail: Dovetail
+    process_forker: ProcessForker, folder: str, place: Path, dovetail: Dovetail
 ) -> None:
-    nursery.start("run", folder=folder, workflow="short", clock_ahead=HOUR).done()
+    process_forker.start("run", folder=folder, workflow="short", clock_ahead=HOUR).done()
     code, said, _ = dovetail(place, "doctor")
     assert code == 1
     assert "in the future" in said

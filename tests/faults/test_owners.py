@@ -12,19 +12,21 @@ from typing import Any
 
 from dovetail.stores.sqlite.file import is_gone, started_at, this_machine
 
-from .nursery import Child, Nursery
+from .process_forker import Child, ProcessForker
 from .side_file import check_executions, starts, stopped, wait_for, wait_for_start
 
 LEASE = 0.5
 AT_ONCE = 8.0
-"""How soon an order must reach whoever drives the run, on a machine that others need too."""
+"""How soon an order must reach the owner of the run, on a machine that others need too."""
 LONG_LEASE = 60.0
-"""Whoever looks only when it renews this comes too late."""
+"""An owner that looks only when it renews this is too late."""
 
 
-def driving(nursery: Nursery, folder: str, workflow: str = "long", **given: Any) -> Child:
+def driving(
+    process_forker: ProcessForker, folder: str, workflow: str = "long", **given: Any
+) -> Child:
     """A process that drives a run whose node `waits` has started."""
-    child = nursery.start("run", folder=folder, workflow=workflow, **given)
+    child = process_forker.start("run", folder=folder, workflow=workflow, **given)
     wait_for_start(folder, child.hear(), ("waits", 1, 1))
     return child
 
@@ -40,16 +42,16 @@ def go(folder: str) -> None:
 
 
 def test_a_silent_owner_is_replaced_its_handlers_are_stopped_and_both_processes_agree(
-    nursery: Nursery, folder: str
+    process_forker: ProcessForker, folder: str
 ) -> None:
-    first = driving(nursery, folder, lease_seconds=LEASE)
+    first = driving(process_forker, folder, lease_seconds=LEASE)
     run_id = first.hear()
     silence(first)
-    second = nursery.start("resume", folder=folder)
+    second = process_forker.start("resume", folder=folder)
     assert second.hear() == [run_id]
     wait_for_start(folder, run_id, ("waits", 1, 2))
     first.signal(signal.SIGCONT)
-    wait_for(lambda: stopped(folder, run_id) == [("waits", 1, 1)], "nobody stopped it", AT_ONCE)
+    wait_for(lambda: stopped(folder, run_id) == [("waits", 1, 1)], "it was not stopped", AT_ONCE)
     go(folder)
     ends = [child.done() for child in (first, second)]
     assert ends[0]["status"] == ends[1]["status"] == "COMPLETED"
@@ -62,17 +64,19 @@ def test_a_silent_owner_is_replaced_its_handlers_are_stopped_and_both_processes_
     check_executions(executed, ends[0]["events"])
 
 
-def test_the_late_result_of_a_silent_owner_changes_nothing(nursery: Nursery, folder: str) -> None:
-    first = driving(nursery, folder, lease_seconds=LEASE)
+def test_the_late_result_of_a_silent_owner_changes_nothing(
+    process_forker: ProcessForker, folder: str
+) -> None:
+    first = driving(process_forker, folder, lease_seconds=LEASE)
     run_id = first.hear()
     silence(first)
-    second = nursery.start("resume", folder=folder)
+    second = process_forker.start("resume", folder=folder)
     wait_for_start(folder, run_id, ("waits", 1, 2))
     second.signal(signal.SIGSTOP)  # within its lease, so the run stays its own
     go(folder)
     first.signal(signal.SIGCONT)
     time.sleep(0.5)  # enough for a result, had it counted
-    seen = nursery.start("look", folder=folder, run_id=run_id).done()
+    seen = process_forker.start("look", folder=folder, run_id=run_id).done()
     assert (seen["status"], seen["nodes"]["waits"][0]) == ("RUNNING", "RUNNING")
     second.signal(signal.SIGCONT)
     ends = [child.done() for child in (first, second)]
@@ -82,14 +86,16 @@ def test_the_late_result_of_a_silent_owner_changes_nothing(nursery: Nursery, fol
     assert starts(folder, run_id) == [("first", 1, 1), ("waits", 1, 1), ("waits", 1, 2)]
 
 
-def test_a_run_that_changes_its_owner_many_times_ends_once(nursery: Nursery, folder: str) -> None:
-    child = driving(nursery, folder, lease_seconds=LEASE, max_crashes=100)
+def test_a_run_that_changes_its_owner_many_times_ends_once(
+    process_forker: ProcessForker, folder: str
+) -> None:
+    child = driving(process_forker, folder, lease_seconds=LEASE, max_crashes=100)
     run_id = child.hear()
     children = [child]
     for attempt in range(2, 6):
         silence(children[-1])
         children.append(
-            nursery.start("resume", folder=folder, lease_seconds=LEASE, max_crashes=100)
+            process_forker.start("resume", folder=folder, lease_seconds=LEASE, max_crashes=100)
         )
         wait_for_start(folder, run_id, ("waits", 1, attempt))
     for silent in children:
@@ -104,11 +110,15 @@ def test_a_run_that_changes_its_owner_many_times_ends_once(nursery: Nursery, fol
     check_executions(starts(folder, run_id), ends[0]["events"])
 
 
-def test_the_run_of_a_live_process_is_not_taken_over(nursery: Nursery, folder: str) -> None:
-    first = driving(nursery, folder, lease_seconds=3 * LEASE)  # a busy machine holds it up, too
+def test_the_run_of_a_live_process_is_not_taken_over(
+    process_forker: ProcessForker, folder: str
+) -> None:
+    first = driving(
+        process_forker, folder, lease_seconds=3 * LEASE
+    )  # a busy machine holds it up, too
     time.sleep(5 * LEASE)  # it renews
-    assert nursery.start("resume", folder=folder).done() == []
-    refused = nursery.start("resume", folder=folder, run_id=first.hear())
+    assert process_forker.start("resume", folder=folder).done() == []
+    refused = process_forker.start("resume", folder=folder, run_id=first.hear())
     assert refused.wait() == 1
     assert "is driven by another process, which is alive" in refused.errors
     go(folder)
@@ -116,28 +126,30 @@ def test_the_run_of_a_live_process_is_not_taken_over(nursery: Nursery, folder: s
     assert starts(folder, first.hear()) == [("first", 1, 1), ("waits", 1, 1)]
 
 
-def test_a_cancel_reaches_the_owner_immediately(nursery: Nursery, folder: str) -> None:
-    first = driving(nursery, folder, lease_seconds=LONG_LEASE)
+def test_a_cancel_reaches_the_owner_immediately(process_forker: ProcessForker, folder: str) -> None:
+    first = driving(process_forker, folder, lease_seconds=LONG_LEASE)
     run_id = first.hear()
-    said = nursery.start("order", folder=folder, command="cancel", run_id=run_id).done()
+    said = process_forker.start("order", folder=folder, command="cancel", run_id=run_id).done()
     given = time.monotonic()
     end = first.hear(2)
     assert time.monotonic() - given < AT_ONCE
     assert said == end["status"] == "CANCELLED"
-    # who waits for the run and the handler that is stopped are told in no order
-    wait_for(lambda: stopped(folder, run_id) == [("waits", 1, 1)], "nobody stopped it", AT_ONCE)
+    # the waiting caller and the stopped handler are notified in no order
+    wait_for(lambda: stopped(folder, run_id) == [("waits", 1, 1)], "it was not stopped", AT_ONCE)
     assert first.wait() == 0
 
 
-def test_a_retry_reaches_the_owner_immediately(nursery: Nursery, folder: str) -> None:
-    first = driving(nursery, folder, workflow="half", lease_seconds=LONG_LEASE)
+def test_a_retry_reaches_the_owner_immediately(process_forker: ProcessForker, folder: str) -> None:
+    first = driving(process_forker, folder, workflow="half", lease_seconds=LONG_LEASE)
     run_id = first.hear()
     wait_for(
-        lambda: nursery.start("look", folder=folder, run_id=run_id).done()["status"] == "FAILED",
+        lambda: (
+            process_forker.start("look", folder=folder, run_id=run_id).done()["status"] == "FAILED"
+        ),
         "it never failed",
     )
     (Path(folder) / "fixed").touch()
-    assert nursery.start("order", folder=folder, command="retry", run_id=run_id).done()
+    assert process_forker.start("order", folder=folder, command="retry", run_id=run_id).done()
     wait_for(lambda: ("broken", 2, 1) in starts(folder, run_id), "it never came", AT_ONCE)
     go(folder)
     end = first.done()

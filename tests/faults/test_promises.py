@@ -276,9 +276,9 @@ async def test_a_replaced_owner_learns_which_nodes_to_stop(
     owner.observe(SqliteObserver(on_effects=orders.put_nowait))
     run_id, token = await started(owner)
     await other.adopt([run_id], T, max_crashes=3)
-    told = await asyncio.wait_for(orders.get(), SECONDS)
-    assert [(stop.node, stop.token) for stop in told.stop] == [("a", token)]
-    assert told.dispatch == [], "somebody else publishes it"
+    reported = await asyncio.wait_for(orders.get(), SECONDS)
+    assert [(stop.node, stop.token) for stop in reported.stop] == [("a", token)]
+    assert reported.dispatch == [], "another process publishes it"
 
 
 async def test_the_owner_learns_that_another_process_cancelled_its_run(
@@ -289,8 +289,8 @@ async def test_the_owner_learns_that_another_process_cancelled_its_run(
     run_id, token = await started(owner)
     waiting = asyncio.create_task(owner.wait(run_id))
     await other.apply([Cancel(run_id)], T, durable=True)
-    told = await asyncio.wait_for(orders.get(), SECONDS)
-    assert [(stop.node, stop.token) for stop in told.stop] == [("a", token)]
+    reported = await asyncio.wait_for(orders.get(), SECONDS)
+    assert [(stop.node, stop.token) for stop in reported.stop] == [("a", token)]
     assert (await asyncio.wait_for(waiting, SECONDS)).status is RunStatus.CANCELLED
 
 

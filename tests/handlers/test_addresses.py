@@ -9,14 +9,14 @@ from ipaddress import ip_address, ip_network
 import pytest
 
 from dovetail.core.errors import PermanentError
-from dovetail.handlers.addresses import (
+from dovetail.handlers.http import OutgoingRequest, _redirected, parse_url
+from dovetail.handlers.http_rules import (
     Address,
     AddressGuard,
     parse_address,
     plain_host,
     system_resolver,
 )
-from dovetail.handlers.http import OutgoingRequest, _redirected, parse_url
 
 from ..core.pace import seconds_of
 
@@ -45,7 +45,7 @@ PUBLIC = [
 
 
 # Ways to write this machine, the cloud's metadata service or a private network in a URL. Each
-# was a way around somebody's check of the text.
+# was a way around some check of the text.
 HOSTILE_URLS = [
     "http://127.0.0.1/", "http://127.0.0.1:80/", "http://127.0.0.1:00080/", "HTTP://127.0.0.1/",
     "http://127.1/", "http://127.0.1/", "http://127.000.000.001/", "http://0177.0.0.1/",
@@ -140,7 +140,7 @@ def test_there_are_enough_different_spellings():
 
 
 async def decided(url: str) -> list[Address]:
-    """As for a call: the host is read, resolved and judged, and nobody connects."""
+    """As for a call: the host is read, resolved and judged, without a connection."""
     parsed = parse_url(url)
     guard = AddressGuard(resolver=numbers_and_known_names)
     return await guard.addresses(parsed.raw_host.decode(), parsed.port or 80)

@@ -32,30 +32,31 @@ def test_omitted_fields_of_a_context_are_empty():
 
 class TestProgress:
     def test_is_passed_on(self):
-        told = []
-        made(report_progress=lambda fraction, message: told.append((fraction, message))).progress(
-            0.5, "half way"
-        )
-        assert told == [(0.5, "half way")]
+        reported = []
+        made(
+            report_progress=lambda fraction, message: reported.append((fraction, message))
+        ).progress(0.5, "half way")
+        assert reported == [(0.5, "half way")]
 
     def test_is_cut_to_the_range_from_0_to_1(self):
-        told = []
-        ctx = made(report_progress=lambda fraction, message: told.append(fraction))
+        reported = []
+        ctx = made(report_progress=lambda fraction, message: reported.append(fraction))
         for fraction in (-1, 1.0000001, 5, float("inf"), 1, True):
             ctx.progress(fraction)
-        assert told == [0.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+        assert reported == [0.0, 1.0, 1.0, 1.0, 1.0, 1.0]
 
     def test_refuses_nan(self):
         with pytest.raises(ValueError, match="not NaN"):
             made().progress(float("nan"))
 
     def test_shows_no_secret(self):
-        told = []
+        reported = []
         ctx = made(
-            secrets={"T": "hunter2"}, report_progress=lambda fraction, message: told.append(message)
+            secrets={"T": "hunter2"},
+            report_progress=lambda fraction, message: reported.append(message),
         )
         ctx.progress(0, "with hunter2")
-        assert told == ["with ***"]
+        assert reported == ["with ***"]
 
     def test_without_a_reporter_is_ignored(self):
         made().progress(0.1, "alone")
@@ -138,7 +139,7 @@ class TestLog:
 
 
 def test_a_progress_message_is_cut_to_its_maximum_length() -> None:
-    told: list[str] = []
-    ctx = Context(run_id="r", node_id="n", report_progress=lambda _, text: told.append(text))
+    reported: list[str] = []
+    ctx = Context(run_id="r", node_id="n", report_progress=lambda _, text: reported.append(text))
     ctx.progress(0.5, "x" * 5000)
-    assert told == ["x" * 1000]
+    assert reported == ["x" * 1000]

@@ -19,7 +19,7 @@ from dovetail.handlers import external
 from dovetail.handlers.builtin import builtin_registry
 from dovetail.handlers.external import ExternalConfig
 from dovetail.handlers.http import parse_url
-from dovetail.handlers.responses import HttpResponse, decoded, retry_after
+from dovetail.handlers.http_rules import HttpResponse, decoded, retry_after
 
 from .calling import call
 from .conftest import response
@@ -218,11 +218,11 @@ class TestAConfig:
         ],
     )  # fmt: skip
     async def test_with_an_invalid_url_is_refused_permanently(self, local, ctx, url):
-        async def nobody(host: str, port: int) -> list[str]:
+        async def no_resolver(host: str, port: int) -> list[str]:
             raise AssertionError(f"{host} was resolved")
 
         with pytest.raises(PermanentError) as refused:
-            await call(local, ctx, resolver=nobody, url=url)
+            await call(local, ctx, resolver=no_resolver, url=url)
         assert refused.value.type == "invalid_url"
 
     async def test_with_params_that_make_the_url_too_long_is_refused_permanently(self, local, ctx):

@@ -16,8 +16,8 @@ import pytest
 from dovetail.core.errors import PermanentError, RetryableError
 from dovetail.core.outputs import check_room
 from dovetail.core.values import encode
-from dovetail.handlers import inputs as module
-from dovetail.handlers.inputs import InputBudget, Inputs
+from dovetail.handlers import calls as module
+from dovetail.handlers.calls import InputBudget, Inputs
 
 PLAIN = {"a": {"x": [1, "ü"]}, "b": None, "c": 1.5}
 

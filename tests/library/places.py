@@ -40,10 +40,10 @@ async def over_redis(
     url: str, handlers: Sequence[Any], settings: dict[str, Any]
 ) -> AsyncIterator[Dovetail]:
     """With an orchestrator and a worker beside it."""
-    told = load_settings(redis_url=url, heartbeat_interval=0.2, **settings)
+    reported = load_settings(redis_url=url, heartbeat_interval=0.2, **settings)
     async with (
-        _ended_at_once(orchestrate(told)),
-        working(told, _registry(told, handlers)),
+        _ended_at_once(orchestrate(reported)),
+        working(reported, _registry(reported, handlers)),
         Dovetail(url, **settings) as dt,
     ):
         # A worker is known once it has announced itself; before, its handlers are not.
@@ -77,18 +77,18 @@ async def serving(
     folder: Path, handlers: Sequence[Any] = (), port: int = 0, **settings: Any
 ) -> AsyncIterator[str]:
     """A server with the embedded engine, in this event loop; gives its address."""
-    told = load_settings(db=folder / "served.db", **{"db_sync": "normal", **settings})
+    reported = load_settings(db=folder / "served.db", **{"db_sync": "normal", **settings})
     listening = listen(["127.0.0.1"], port)
-    registry = _registry(told, handlers)
-    async with embedded(told, registry) as commands:
+    registry = _registry(reported, handlers)
+    async with embedded(reported, registry) as commands:
         fleet = ThisProcess(commands, [known.announcement() for known in registry.handlers()], 32)
-        service = ApiService(commands, fleet, told)
+        service = ApiService(commands, fleet, reported)
         answering = asyncio.ensure_future(
             serve(
                 create_app(service, "test"),
                 listening,
                 service.closing,
-                sending=Sending(told.send_timeout),
+                sending=Sending(reported.send_timeout),
             )
         )
         try:

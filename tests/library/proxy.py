@@ -23,7 +23,7 @@ class Line:
         self.url = ""
         self.connections = 0
         self.dead = False
-        """Whoever connects is cut off at once."""
+        """Every connection is cut off at once."""
         self.cut_answers: list[int] = []
         """Of the next connections that are answered: cut after so many bytes of the answer."""
         self.trickles = False

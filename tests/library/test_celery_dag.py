@@ -133,9 +133,9 @@ class TestSentDags:
         self, flows: ModuleType, tmp_path: Path
     ) -> None:
         sent = run_dag.delay(GREET, {"who": "Ada"})
-        told = sent.get(timeout=PATIENCE)
-        assert told["outputs"]["end"] == {"said": "HELLO ADA"}
-        assert told["outputs"]["loud"]["key"] == f"{sent.id}:loud:1", "equal at every delivery"
+        reported = sent.get(timeout=PATIENCE)
+        assert reported["outputs"]["end"] == {"said": "HELLO ADA"}
+        assert reported["outputs"]["loud"]["key"] == f"{sent.id}:loud:1", "equal at every delivery"
         text = "name: one\nnodes:\n  - {id: a, handler: shout, config: {text: x}}\n"
         assert run(text).outputs["a"]["text"] == "X"
         (tmp_path / "one.yaml").write_text(text)
@@ -148,11 +148,11 @@ class TestSentDags:
         assert sorted(awaited(flows, f"completed:{key}", 2)) == ["2", "3"]
 
     def test_an_output_that_is_not_json_stays_in_the_process(self, flows: ModuleType) -> None:
-        told = run_dag.delay("opaque").get(timeout=PATIENCE)
-        assert told["outputs"] == {"count": 3}
-        assert told["steps"]["load"]["status"] == "COMPLETED"
-        assert told["steps"]["load"]["output"] is None
-        assert "is not a JSON value" in told["withheld"]["load"]
+        reported = run_dag.delay("opaque").get(timeout=PATIENCE)
+        assert reported["outputs"] == {"count": 3}
+        assert reported["steps"]["load"]["status"] == "COMPLETED"
+        assert reported["steps"]["load"]["output"] is None
+        assert "is not a JSON value" in reported["withheld"]["load"]
 
     @pytest.mark.parametrize(
         ("dag", "context", "kind", "says"),
@@ -207,9 +207,9 @@ class TestFailures:
 
     def test_a_dag_that_kills_its_process_fails_and_the_others_end(self, flows: ModuleType) -> None:
         group = run_dag_group("mortal", [{}, {"die": True}, {}])
-        told = group.wait(PATIENCE)
-        assert told.counts == {"COMPLETED": 2, "FAILED": 1}
-        assert told.failures[1]["type"] == "worker_lost"
+        reported = group.wait(PATIENCE)
+        assert reported.counts == {"COMPLETED": 2, "FAILED": 1}
+        assert reported.failures[1]["type"] == "worker_lost"
 
     @pytest.mark.parametrize("deaths", [1, 2, 9])
     def test_a_dag_whose_process_is_killed_restarts_up_to_the_crash_limit(
@@ -233,14 +233,14 @@ class TestFailures:
         assert again["steps"]["good"]["duration"] == 0.0
         first["outputs"] = {"bad": "mended", "good": "kept"}
         last = run_dag.delay(flows.failing, resume=WorkflowResult.from_dict(first))
-        told = last.get(timeout=PATIENCE)
-        assert (told["status"], told["failed"]) == ("COMPLETED", 0)
+        reported = last.get(timeout=PATIENCE)
+        assert (reported["status"], reported["failed"]) == ("COMPLETED", 0)
 
     def test_a_definition_is_resumed_by_another_task(self, flows: ModuleType) -> None:
         first = run_dag.delay(GREET, {"who": "Ada"}).get(timeout=PATIENCE)
         first["outputs"] = {"loud": {"text": "KEPT"}}
-        told = run_dag.delay(GREET, resume=first).get(timeout=PATIENCE)
-        assert told["outputs"]["end"] == {"said": "KEPT"}
+        reported = run_dag.delay(GREET, resume=first).get(timeout=PATIENCE)
+        assert reported["outputs"]["end"] == {"said": "KEPT"}
 
     @pytest.mark.parametrize("resume", [{}, {"status": "ODD"}, {"status": 5}])
     def test_an_invalid_resume_value_is_refused_with_a_hint(
@@ -302,8 +302,8 @@ class TestRates:
             await RedisLimits(pipe).set("slow_api", rate, 1)
         items = [{"key": key, "parties": dags}] * dags
         began = time.time()  # before the first, which a busy machine may start late
-        told = run_dag_group(flows.limited, items).wait(PATIENCE)
-        assert told.counts == {"COMPLETED": dags}
+        reported = run_dag_group(flows.limited, items).wait(PATIENCE)
+        assert reported.counts == {"COMPLETED": dags}
         assert len(set(noted(flows, f"met:{key}"))) == dags, "each in a process of its own"
         starts = sorted(map(float, noted(flows, f"starts:{key}")))
         assert len(starts) == 12
@@ -343,16 +343,16 @@ class TestGroups:
         }
         items: list[dict[str, Any]] = [{"who": "Ada"}, {"who": "Bad"}, {"who": 7}, {}]
         group = run_dag_group(definition, items)
-        told = DagGroup(group.id, group.task_ids).wait(PATIENCE)  # as another process would
-        assert told.counts == {"COMPLETED": 2, "FAILED": 2}
-        said = [one and one.outputs.get("end", {}).get("said") for one in told.results]
+        reported = DagGroup(group.id, group.task_ids).wait(PATIENCE)  # as another process would
+        assert reported.counts == {"COMPLETED": 2, "FAILED": 2}
+        said = [one and one.outputs.get("end", {}).get("said") for one in reported.results]
         assert said == ["HELLO ADA", "HELLO BAD", None, "HELLO YOU"]
-        assert {place: error["type"] for place, error in told.failures.items()} == {
+        assert {place: error["type"] for place, error in reported.failures.items()} == {
             1: "RuntimeError",
             2: "invalid_params",
         }
-        assert told.failures[1]["node"] == "odd"
-        assert told.duration == sum(one.duration for one in told.results if one) > 0
+        assert reported.failures[1]["node"] == "odd"
+        assert reported.duration == sum(one.duration for one in reported.results if one) > 0
 
     def test_one_without_a_worker_does_not_hide_the_others(self, flows: ModuleType) -> None:
         one, lost = (
@@ -362,27 +362,27 @@ class TestGroups:
         both = DagGroup("both", one.task_ids + lost.task_ids)
         with pytest.raises(TimeoutError, match=r"1 of 2 DAGs have ended within 0\.2 s"):
             both.wait(0.2)
-        told = both.collect()
-        assert told.counts == {"COMPLETED": 1, "PENDING": 1}
-        assert told.results[0] is not None
-        assert told.results[1] is None
-        assert told.failures == {}
+        reported = both.collect()
+        assert reported.counts == {"COMPLETED": 1, "PENDING": 1}
+        assert reported.results[0] is not None
+        assert reported.results[1] is None
+        assert reported.failures == {}
 
     def test_a_revoked_dag_is_cancelled(self, flows: ModuleType, key: str) -> None:
         group = run_dag_group("slow", [{"key": key}])
         awaited(flows, f"began:{key}", 1)
         group.revoke(terminate=True)
-        told = group.wait(PATIENCE)
-        assert told.counts == {"CANCELLED": 1}
-        assert told.failures[0]["type"] == "revoked"
+        reported = group.wait(PATIENCE)
+        assert reported.counts == {"CANCELLED": 1}
+        assert reported.failures[0]["type"] == "revoked"
 
     def test_an_empty_group_has_nothing_to_wait_for(self) -> None:
-        told = run_dag_group("documents", []).wait(1)
-        assert (told.results, told.counts, told.duration) == ([], {}, 0)
+        reported = run_dag_group("documents", []).wait(1)
+        assert (reported.results, reported.counts, reported.duration) == ([], {}, 0)
 
 
 class TestRefusalsBeforeSending:
-    """What the caller is told at once; nothing of it reaches a queue."""
+    """What the caller learns at once; nothing of it reaches a queue."""
 
     def test_a_graph_that_is_unknown_to_workers_is_refused(self) -> None:
         dag = WorkflowDAG("mine").add_step("a", print)

@@ -77,7 +77,7 @@ def flow(*nodes: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"name": "flow", "nodes": chained, **more}
 
 
-class Door:
+class WaitingHandler:
     """A handler `knock` that waits until the test opens, and counts who came."""
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class Door:
 KNOCK = flow({"id": "door", "handler": "knock"})
 
 
-class Mood:
+class FailingHandler:
     """A handler `moody` that fails until it is cheered up."""
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ everywhere = pytest.mark.parametrize("client", PLACES, indirect=True)
 
 @pytest.fixture(autouse=True)
 def no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Neither of whoever runs the tests, nor of the directory they are run in."""
+    """Neither of the user who runs the tests, nor of the directory they are run in."""
     for name in list(os.environ):
         if name.startswith("DOVETAIL_"):
             monkeypatch.delenv(name)
@@ -223,7 +223,7 @@ async def test_an_answer_cannot_be_changed_and_is_not_shared(dt: Dovetail) -> No
 async def test_changing_an_answer_changes_nothing_of_the_run(
     client: OpenAnywhere,
 ) -> None:
-    door = Door()
+    door = WaitingHandler()
     spoken = {"id": "say", "handler": "output", "config": {"text": "{{ params.who }} {{ a.who }}"}}
     async with client(door.handler) as dt:
         run = await dt.trigger(
@@ -251,15 +251,15 @@ async def test_the_repr_of_a_returned_object_is_short(dt: Dovetail) -> None:
 def test_a_field_of_a_newer_server_is_ignored() -> None:
     version = WorkflowVersion.from_api({"name": "x", "version": 1, "created": True, "new": 7})
     assert version == WorkflowVersion("x", 1, created=True)
-    told = {"seq": 1, "time": "…", "type": "run.created", "epoch": 1, "new": 7}
-    assert Event.from_api(told).new == 7, "of an event it may be news"
+    reported = {"seq": 1, "time": "…", "type": "run.created", "epoch": 1, "new": 7}
+    assert Event.from_api(reported).new == 7, "of an event it may be news"
 
 
 @everywhere
 async def test_a_trigger_returns_immediately_and_a_wait_when_the_run_has_finished(
     client: OpenAnywhere,
 ) -> None:
-    door = Door()
+    door = WaitingHandler()
     async with client(door.handler) as dt:
         run = await dt.trigger(KNOCK)
         assert run.status in ("PENDING", "RUNNING")
@@ -290,7 +290,7 @@ async def test_many_runs_complete_concurrently(dt: Dovetail) -> None:
 async def test_a_retry_reruns_failed_nodes_and_keeps_completed_ones(
     client: OpenAnywhere,
 ) -> None:
-    mood = Mood()
+    mood = FailingHandler()
     async with client(mood.handler) as dt:
         failed = await dt.run(MOODY)
         assert (failed.status, mood.asked) == ("FAILED", 1)
@@ -303,7 +303,7 @@ async def test_a_retry_reruns_failed_nodes_and_keeps_completed_ones(
 
 
 async def test_a_retry_from_a_node_reruns_a_completed_run(client: OpenAnywhere) -> None:
-    mood = Mood()
+    mood = FailingHandler()
     mood.cheerful = True
     async with client(mood.handler) as dt:
         run = await dt.run(MOODY)
@@ -319,7 +319,7 @@ async def test_a_retry_from_a_node_reruns_a_completed_run(client: OpenAnywhere) 
 
 @everywhere
 async def test_a_cancelled_run_ends_for_waiting_callers(client: OpenAnywhere) -> None:
-    door = Door()
+    door = WaitingHandler()
     async with client(door.handler) as dt:
         run = await dt.trigger(KNOCK)
         waiting = asyncio.create_task(dt.wait(run.run_id))
@@ -457,7 +457,7 @@ async def test_an_argument_of_the_wrong_type_is_a_type_error(dt: Dovetail) -> No
 
 @everywhere
 async def test_a_wait_that_times_out_raises_and_the_run_continues(client: OpenAnywhere) -> None:
-    door = Door()
+    door = WaitingHandler()
     async with client(door.handler) as dt:
         with pytest.raises(TimeoutError, match=r"is RUNNING after 0\.05 s .* it goes on"):
             await dt.run(KNOCK, timeout=0.05)
@@ -479,12 +479,12 @@ async def test_a_run_that_finishes_at_the_timeout_has_finished(
 ) -> None:
     batch = await here.wait_batch((await here.batch(GREET, [{}])).batch_id)
 
-    async def never_told(commands: Commands, of: str) -> None:
+    async def never_ends(commands: Commands, of: str) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(Commands, "wait_batch", never_told)
+    monkeypatch.setattr(Commands, "wait_batch", never_ends)
     assert (await here.wait_batch(batch.batch_id, timeout=0.01)) == batch
-    deaf = replace(here._commands, wait=lambda of: never_told(here._commands, of))
+    deaf = replace(here._commands, wait=lambda of: never_ends(here._commands, of))
     monkeypatch.setattr(here, "_opened", deaf)
     assert (await here.wait(batch.runs[0].run_id, timeout=0.01)).status == "COMPLETED"
 
@@ -679,7 +679,7 @@ async def test_runs_are_listed_by_status_and_workflow(dt: Dovetail) -> None:
 
 
 async def test_events_arrive_live_and_end_with_the_run(client: OpenAnywhere) -> None:
-    door = Door()
+    door = WaitingHandler()
     async with client(door.handler) as dt:
         run = await dt.trigger(KNOCK)
         types = []
@@ -719,7 +719,7 @@ async def test_the_data_of_an_event_are_its_attributes(dt: Dovetail) -> None:
 
 
 async def test_a_caller_that_stops_listening_leaves_the_run_alone(client: OpenAnywhere) -> None:
-    door = Door()
+    door = WaitingHandler()
     async with client(door.handler) as dt:
         run = await dt.trigger(KNOCK)
         async for _ in dt.events(run.run_id):
@@ -792,7 +792,7 @@ async def test_a_batch_of_a_registered_workflow_keeps_its_version(dt: Dovetail) 
 async def test_a_wait_for_a_batch_that_times_out_raises_and_the_batch_continues(
     client: OpenAnywhere,
 ) -> None:
-    door = Door()
+    door = WaitingHandler()
     async with client(door.handler) as dt:
         batch = await dt.batch(KNOCK, [{}, {}, {}])
         with pytest.raises(TimeoutError, match=rf"batch {batch.batch_id} has .* it goes on"):
@@ -804,7 +804,7 @@ async def test_a_wait_for_a_batch_that_times_out_raises_and_the_batch_continues(
 
 
 async def test_the_failed_runs_of_a_batch_can_be_retried_together(client: OpenAnywhere) -> None:
-    mood = Mood()
+    mood = FailingHandler()
     async with client(mood.handler) as dt:
         batch = await dt.wait_batch((await dt.batch(MOODY, [{}, {}])).batch_id)
         assert batch.counts == {"FAILED": 2}
@@ -837,14 +837,14 @@ async def test_a_client_can_be_opened_again_but_not_twice_at_once(local: Open) -
 async def test_an_unfinished_run_waits_for_a_later_client(
     local: Open,
 ) -> None:
-    first, second = Door(), Door()
+    first, second = WaitingHandler(), WaitingHandler()
     second.opened.set()
     async with local(first.handler) as dt:
         begun = await dt.trigger(KNOCK)
         await first.knocked.wait()
     async with local(second.handler) as dt:
         assert (await dt.get_run(begun.run_id)).status == "RUNNING"
-        assert not second.attempts, "nobody asked for it yet"
+        assert not second.attempts, "it was not asked for yet"
         run = await dt.wait(begun.run_id, timeout=10)
     assert run.status == "COMPLETED"
     assert (first.attempts, second.attempts) == ([1], [2])
@@ -853,7 +853,7 @@ async def test_an_unfinished_run_waits_for_a_later_client(
 async def test_a_running_handler_has_time_to_finish_when_the_client_closes(
     local: Open,
 ) -> None:
-    door = Door()
+    door = WaitingHandler()
     async with local(door.handler, drain_seconds=10) as dt:
         run = await dt.trigger(KNOCK)
         await door.knocked.wait()
@@ -864,7 +864,7 @@ async def test_a_running_handler_has_time_to_finish_when_the_client_closes(
 
 
 async def test_all_unfinished_runs_can_be_resumed_together(local: Open) -> None:
-    first, second = Door(), Door()
+    first, second = WaitingHandler(), WaitingHandler()
     second.opened.set()
     async with local(first.handler) as dt:
         left = {(await dt.trigger(KNOCK)).run_id for _ in range(3)}
@@ -879,7 +879,7 @@ async def test_all_unfinished_runs_can_be_resumed_together(local: Open) -> None:
 
 
 async def test_an_unfinished_run_continues_when_its_key_is_used_again(local: Open) -> None:
-    first, second = Door(), Door()
+    first, second = WaitingHandler(), WaitingHandler()
     second.opened.set()
     async with local(first.handler) as dt:
         begun = await dt.trigger(KNOCK, idempotency_key="once")
@@ -896,7 +896,7 @@ async def test_a_batch_that_was_left_goes_on_for_a_waiting_caller(
     local: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dovetail.client.PAGE", 4)
-    first, second = Door(), Door()
+    first, second = WaitingHandler(), WaitingHandler()
     second.opened.set()
     async with local(first.handler, concurrency=2) as dt:
         batch = await dt.batch(KNOCK, [{}] * 6)
@@ -907,7 +907,7 @@ async def test_a_batch_that_was_left_goes_on_for_a_waiting_caller(
 
 
 async def test_a_later_client_retries_a_failed_run_and_runs_it(local: Open) -> None:
-    mood = Mood()
+    mood = FailingHandler()
     async with local(mood.handler) as dt:
         failed = await dt.run(MOODY)
     mood.cheerful = True
@@ -917,7 +917,7 @@ async def test_a_later_client_retries_a_failed_run_and_runs_it(local: Open) -> N
 
 
 async def test_a_run_that_this_process_cannot_drive_is_reported(local: Open) -> None:
-    door = Door()
+    door = WaitingHandler()
     async with local(door.handler) as dt:
         run = await dt.trigger(KNOCK)
         await door.knocked.wait()
@@ -927,8 +927,8 @@ async def test_a_run_that_this_process_cannot_drive_is_reported(local: Open) -> 
         with pytest.raises(Conflict, match="knock"):
             await dt.resume(run.run_id)
         events = dt.events(run.run_id)
-        told = [(await anext(events)).type for _ in range(4)]
-        assert told[-1] == "node.started", "what is stored is told first"
+        reported = [(await anext(events)).type for _ in range(4)]
+        assert reported[-1] == "node.started", "what is stored comes first"
         with pytest.raises(Conflict, match="knock"):
             await asyncio.wait_for(drained(events), 10)
         assert (await dt.cancel(run.run_id)).status == "CANCELLED"
@@ -939,7 +939,7 @@ async def test_a_run_that_this_process_cannot_drive_is_reported(local: Open) -> 
 async def test_a_caller_that_still_waits_when_the_block_is_left_gets_an_error(
     client: OpenAnywhere,
 ) -> None:
-    door = Door()
+    door = WaitingHandler()
     async with client(door.handler) as dt:
         run = await dt.trigger(KNOCK)
         waiting = asyncio.create_task(dt.wait(run.run_id))
@@ -957,7 +957,7 @@ async def drained(events: AsyncIterator[Any]) -> None:
 
 
 async def test_leaving_the_block_by_an_error_also_hands_the_runs_back(local: Open) -> None:
-    first, second = Door(), Door()
+    first, second = WaitingHandler(), WaitingHandler()
     second.opened.set()
     run_ids = []
 
@@ -977,17 +977,17 @@ async def test_leaving_the_block_by_an_error_also_hands_the_runs_back(local: Ope
 
 
 async def test_two_clients_on_one_file_see_the_runs_of_each_other(local: Open) -> None:
-    door = Door()
+    door = WaitingHandler()
     async with local(door.handler) as owner, local(door.handler) as other:
         run = await owner.trigger(KNOCK)
         waiting = asyncio.create_task(other.wait(run.run_id))
-        told = asyncio.create_task(types_of(other, run.run_id))
+        reported = asyncio.create_task(types_of(other, run.run_id))
         await door.knocked.wait()
         with pytest.raises(Conflict):
             await other.resume(run.run_id)
         door.opened.set()
         assert (await asyncio.wait_for(waiting, 10)).status == "COMPLETED"
-        assert await asyncio.wait_for(told, 10) == await types_of(owner, run.run_id)
+        assert await asyncio.wait_for(reported, 10) == await types_of(owner, run.run_id)
     assert door.attempts == [1]
 
 
@@ -996,7 +996,7 @@ async def types_of(dt: Dovetail, run_id: str) -> list[str]:
 
 
 async def test_a_cancel_by_another_client_reaches_the_owner(local: Open) -> None:
-    door = Door()
+    door = WaitingHandler()
     async with local(door.handler) as owner, local() as other:
         run = await owner.trigger(KNOCK)
         waiting = asyncio.create_task(owner.wait(run.run_id))
@@ -1006,7 +1006,7 @@ async def test_a_cancel_by_another_client_reaches_the_owner(local: Open) -> None
 
 
 async def test_when_the_owner_leaves_the_waiting_client_continues_the_run(local: Open) -> None:
-    first, second = Door(), Door()
+    first, second = WaitingHandler(), WaitingHandler()
     second.opened.set()
     async with local(second.handler) as other:
         async with local(first.handler) as owner:
@@ -1018,7 +1018,7 @@ async def test_when_the_owner_leaves_the_waiting_client_continues_the_run(local:
 
 
 async def test_two_clients_that_wait_for_the_same_lost_run_execute_it_once(local: Open) -> None:
-    left, door = Door(), Door()
+    left, door = WaitingHandler(), WaitingHandler()
     door.opened.set()
     async with local(left.handler) as dt:
         run = await dt.trigger(KNOCK)
@@ -1032,7 +1032,7 @@ async def test_two_clients_that_wait_for_the_same_lost_run_execute_it_once(local
 async def test_a_caller_that_finds_a_lost_run_taken_follows_it(
     local: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    door = Door()
+    door = WaitingHandler()
     asked: list[str] = []
     true_owner = Commands.owner
 
@@ -1079,7 +1079,7 @@ async def test_a_file_that_cannot_be_used_is_reported_in_one_line(tmp_path: Path
 
 
 async def test_a_keyword_is_a_setting(local: Open) -> None:
-    doors = Door()
+    doors = WaitingHandler()
     async with local(doors.handler, concurrency=2) as dt:
         for _ in range(4):
             await dt.trigger(KNOCK)

@@ -24,7 +24,7 @@ OUTPUTS: dict[str, Any] = {}
 
 
 @handler
-def told(config: dict[str, Any], ctx: Any) -> Any:
+def reported(config: dict[str, Any], ctx: Any) -> Any:
     """What the test says."""
     return OUTPUTS[config["node"]]
 
@@ -40,7 +40,7 @@ def both(
 
         async def opened() -> tuple[AsyncExitStack, Dovetail, Dovetail, str]:
             stack = AsyncExitStack()
-            url = await stack.enter_async_context(serving(folder, [told]))
+            url = await stack.enter_async_context(serving(folder, [reported]))
             through = await stack.enter_async_context(Dovetail(url))
             direct = await stack.enter_async_context(Dovetail(folder / "served.db"))
             return stack, through, direct, url
@@ -53,8 +53,8 @@ def both(
 
 
 def flow(names: list[str]) -> dict[str, Any]:
-    nodes = [{"id": name, "handler": "told", "config": {"node": name}} for name in names]
-    return {"name": "told", "nodes": nodes}
+    nodes = [{"id": name, "handler": "reported", "config": {"node": name}} for name in names]
+    return {"name": "reported", "nodes": nodes}
 
 
 values = st.recursive(
@@ -120,7 +120,7 @@ async def test_the_command_line_prints_every_output_of_a_server(
     monkeypatch.chdir(tmp_path)
     OUTPUTS.clear()
     OUTPUTS.update(large="x" * LARGE_OUTPUT, odd={"$output": {"size": 1, "href": "/"}})
-    async with serving(tmp_path, [told]) as url, Dovetail(url) as dt:
+    async with serving(tmp_path, [reported]) as url, Dovetail(url) as dt:
         run = await dt.run(flow(["large", "odd"]))
 
         async def printed(*words: str) -> Any:

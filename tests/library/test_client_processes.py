@@ -308,9 +308,9 @@ run = await dt.run("flow.json", idempotency_key="nightly")
 print(run.run_id, run.status, flush=True)
 """
     children = [await start(script) for _ in range(4)]
-    told = {await line_of(child) for child in children}
-    assert len(told) == 1
-    run_id, status = told.pop().split()
+    reported = {await line_of(child) for child in children}
+    assert len(reported) == 1
+    run_id, status = reported.pop().split()
     assert (status, ran(run_id)) == ("COMPLETED", ["a 1"])
 
 

@@ -32,8 +32,7 @@ from dovetail import (
 )
 from dovetail.cli.board import Board
 from dovetail.client import connection
-from dovetail.client.connection import ServerUnreachable
-from dovetail.client.errors import AccessDenied, NoDovetail, ServerError
+from dovetail.client.connection import AccessDenied, NoDovetail, ServerError, ServerUnreachable
 from dovetail.client.server import RemoteEngine
 from dovetail.engine.api import EngineApi, ServedEngine
 from dovetail.engine.commands import Commands
@@ -57,7 +56,7 @@ LONG = {"name": "long", "nodes": [{"id": "a", "handler": "sleep", "config": {"se
 
 @pytest.fixture(autouse=True)
 def no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Neither of whoever runs the tests, nor of the directory they are run in."""
+    """Neither of the user who runs the tests, nor of the directory they are run in."""
     for name in list(os.environ):
         if name.startswith("DOVETAIL_"):
             monkeypatch.delenv(name)
@@ -166,17 +165,19 @@ async def test_events_arrive_once_and_in_order_even_if_the_connection_breaks_oft
 ) -> None:
     async with over_a_line(tmp_path) as (dt, line):
         run = await dt.run(CHAIN)
-        told = [event async for event in dt.events(run.run_id)]
-        assert [event.seq for event in told] == list(range(1, 40))
+        reported = [event async for event in dt.events(run.run_id)]
+        assert [event.seq for event in reported] == list(range(1, 40))
         for first in (0, 150, 612, 1500):
             line.asked.clear()
             line.cut()
             line.cut_answers = [first, 640, 0, 900, 1400]
-            assert [event async for event in dt.events(run.run_id)] == told
+            assert [event async for event in dt.events(run.run_id)] == reported
             assert not line.cut_answers
         line.cut()
         line.cut_answers, line.forgets = [1500], 1
-        assert [event async for event in dt.events(run.run_id)] == told, "told again from the first"
+        assert [event async for event in dt.events(run.run_id)] == reported, (
+            "sent again from the first"
+        )
         assert not line.forgets
         resumed = [one for one in line.requests("GET") if b"last-event-id: " in one.lower()]
         assert len(resumed) >= 4
@@ -219,9 +220,9 @@ async def test_a_live_stream_that_breaks_continues_where_it_stopped(tmp_path: Pa
 async def test_a_server_that_was_never_there_is_reported_within_moments() -> None:
     port = free_port()
     async with Dovetail(f"http://127.0.0.1:{port}") as dt, asyncio.timeout(SECONDS):
-        with pytest.raises(ServerUnreachable) as told:
+        with pytest.raises(ServerUnreachable) as raised:
             await dt.list_runs()
-    words = str(told.value)
+    words = str(raised.value)
     assert f"the server at http://127.0.0.1:{port} cannot be reached: " in words
     assert re.search(r"tried \d+ times within \d+ s; is it running, as in  dovetail serve\?", words)
 
@@ -336,20 +337,20 @@ async def test_a_server_that_stays_down_is_reported(tmp_path: Path, impatient: N
 # --- servers that are busy, or something else --------------------------------------------------
 
 
-def told(status: str, body: bytes = b"", **headers: str) -> bytes:
+def reported(status: str, body: bytes = b"", **headers: str) -> bytes:
     head = {"content-length": str(len(body)), "connection": "close", **headers}
     lines = [f"HTTP/1.1 {status}", *(f"{n.replace('_', '-')}: {v}" for n, v in head.items())]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
-BUSY = told("429 Too Many", retry_after="0")
-AWAY = told("502 Bad Gateway", b"<html>", content_type="text/html")
+BUSY = reported("429 Too Many", retry_after="0")
+AWAY = reported("502 Bad Gateway", b"<html>", content_type="text/html")
 
 
 async def test_a_busy_server_is_called_again_after_its_retry_after(tmp_path: Path) -> None:
     async with over_a_line(tmp_path) as (dt, line):
         run = await dt.trigger(LONG)
-        for answers in ([BUSY], [AWAY, told("503 Away", retry_after="0")], [BUSY, BUSY, BUSY]):
+        for answers in ([BUSY], [AWAY, reported("503 Away", retry_after="0")], [BUSY, BUSY, BUSY]):
             line.cut()
             line.instead = list(answers)
             assert (await dt.get_run(run.run_id)).run_id == run.run_id
@@ -377,12 +378,12 @@ async def test_retry_after_is_obeyed_within_its_limits(
     async with over_a_line(tmp_path) as (dt, line):
         await dt.list_runs()
         line.cut()
-        line.instead = [told("503 Away", retry_after="1")]
+        line.instead = [reported("503 Away", retry_after="1")]
         began = asyncio.get_running_loop().time()
         await dt.list_runs()
         assert asyncio.get_running_loop().time() - began >= 1.0
         line.cut()
-        line.instead = [told("503 Away", retry_after="3600")]
+        line.instead = [reported("503 Away", retry_after="3600")]
         with pytest.raises(ServerError, match="answers 503"):
             await dt.list_runs()
         run = await dt.trigger(LONG)
@@ -395,28 +396,28 @@ async def test_retry_after_is_obeyed_within_its_limits(
 
 async def test_another_kind_of_server_is_reported(tmp_path: Path, impatient: None) -> None:
     async with over_a_line(tmp_path) as (dt, line):
-        page = told("200 OK", b"<html>hello", content_type="text/html")
+        page = reported("200 OK", b"<html>hello", content_type="text/html")
         line.instead = [page]
         with pytest.raises(NoDovetail, match="200 with text/html, which no Dovetail server does"):
             await dt.list_runs()
-        line.instead = [told("404 Not Found", b"nope", content_type="text/plain")]
+        line.instead = [reported("404 Not Found", b"nope", content_type="text/plain")]
         with pytest.raises(NoDovetail, match="is the address right"):
             await dt.get_run("0" * 32)
         line.instead = [page]
         with pytest.raises(NoDovetail, match="is the address right"):
             await collected(dt, "0" * 32)
         line.asked.clear()
-        line.instead = [told("308 Moved", location="https://elsewhere.example/")]
+        line.instead = [reported("308 Moved", location="https://elsewhere.example/")]
         with pytest.raises(NoDovetail, match=r"sends its callers to https://elsewhere"):
             await dt.list_runs()
-        assert len(line.requests("GET")) == 1, "nobody follows, with a token in hand"
+        assert len(line.requests("GET")) == 1, "not followed, with a token in hand"
 
 
 async def test_a_bug_of_the_server_is_reported_with_its_request_id(tmp_path: Path) -> None:
     async with over_a_line(tmp_path) as (dt, line):
         problem = b'{"type": "urn:dovetail:problem:internal_error", "detail": "went wrong"}'
         kind = {"content_type": "application/problem+json", "x_request_id": "abc123"}
-        line.instead = [told("500 Internal", problem, **kind)]
+        line.instead = [reported("500 Internal", problem, **kind)]
         with pytest.raises(ServerError, match=r"500: went wrong \(request abc123 in its log\)"):
             await dt.list_runs()
 
@@ -573,10 +574,10 @@ async def test_a_run_reads_the_same_locally_and_through_a_server(tmp_path: Path)
 def rows(board: Board) -> list[dict[str, Any]]:
     """With times as a server tells them: to the microsecond."""
 
-    def told_of(value: Any) -> Any:
+    def plain_of(value: Any) -> Any:
         return timestamp(value) if isinstance(value, float) else value
 
-    return [{name: told_of(getattr(row, name)) for name in row.__slots__} for row in board.rows]
+    return [{name: plain_of(getattr(row, name)) for name in row.__slots__} for row in board.rows]
 
 
 async def test_a_definition_is_refused_with_the_positions_of_its_own_text(tmp_path: Path) -> None:

@@ -430,26 +430,26 @@ def test_statuses_compare_equal_to_plain_strings() -> None:
 class TestOnEnd:
     @pytest.mark.parametrize(("fn", "status"), [(dict, "COMPLETED"), (int, "FAILED")])
     async def test_on_end_is_called_once_with_the_status(self, fn: Any, status: str) -> None:
-        told: list[str] = []
-        dag = WorkflowDAG(on_end=told.append).add_step("a", fn)
+        reported: list[str] = []
+        dag = WorkflowDAG(on_end=reported.append).add_step("a", fn)
         result = await WorkflowExecutor().execute(dag)
-        assert (told, result.status) == ([status], status)
+        assert (reported, result.status) == ([status], status)
 
     async def test_on_end_is_called_for_a_cancelled_run(self) -> None:
-        told: list[str] = []
+        reported: list[str] = []
         started = asyncio.Event()
 
         async def hang(ctx: dict[str, Any]) -> None:
             started.set()
             await asyncio.Event().wait()
 
-        dag = WorkflowDAG(on_end=told.append).add_step("a", hang)
+        dag = WorkflowDAG(on_end=reported.append).add_step("a", hang)
         task = asyncio.create_task(WorkflowExecutor().execute(dag))
         await started.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert told == ["CANCELLED"]
+        assert reported == ["CANCELLED"]
 
     async def test_a_failure_of_on_end_does_not_affect_the_run(
         self, caplog: pytest.LogCaptureFixture

@@ -16,7 +16,7 @@ Parents = list[set[int]]
 
 @st.composite
 def graphs(draw: st.DrawFn) -> tuple[Parents, set[int], set[int]]:
-    """Steps with earlier ones as parents, those that fail at first, those that are skipped then."""
+    """Steps with earlier ones as parents, steps that fail at first, steps that are skipped then."""
     count = draw(st.integers(1, 7))
     parents = [draw(st.sets(st.integers(0, i - 1)) if i else st.just(set())) for i in range(count)]
     some = st.sets(st.integers(0, count - 1))

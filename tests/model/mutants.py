@@ -199,11 +199,11 @@ real_write = world.write
 real_apply = Runs._apply
 
 
-def forget_whatever_its_epoch(book: world.Agenda, name: str, about: Any) -> world.Agenda:
+def forget_whatever_its_epoch(book: world.Timers, name: str, about: Any) -> world.Timers:
     return book._replace(active=0) if name == "ended" else real_write(book, name, about)
 
 
-def release_whatever_its_mark(book: world.Agenda, name: str, about: Any) -> world.Agenda:
+def release_whatever_its_mark(book: world.Timers, name: str, about: Any) -> world.Timers:
     if name == "released":
         return book._replace(leased=False, marked=False)
     return real_write(book, name, about)
@@ -314,7 +314,7 @@ MUTANTS = (
         nonces=False,
     ),
     Mutant(
-        "nobody looks after quiet runs",
+        "no process reconciles quiet runs",
         Scenario("", scenarios.one, {"kill": 1}),
         NEVER_ENDS,
         (process("look_after", lambda run, noted: ()),),
@@ -338,7 +338,7 @@ MUTANTS = (
         (process("look_after", looks_without("lease")),),
     ),
     Mutant(
-        "conditions that somebody died over stay undecided",
+        "conditions that a process died over stay undecided",
         a_condition,
         NEVER_ENDS,
         (process("look_after", looks_without("verdicts")),),
@@ -356,7 +356,7 @@ MUTANTS = (
         (lambda: patch.object(runs, "verdicts_hold", lambda run, epoch: True),),
     ),
     Mutant(
-        "who settles goes on into somebody's retry",
+        "a process that settles goes on into the retry of another",
         a_retried_condition,
         NEVER_ENDS,
         (process("settled", settle_on_and_on),),
@@ -407,7 +407,7 @@ HARMLESS = (
         (process("take", take_without_index_first),),
     ),
     Mutant(
-        "a run leaves the list over somebody's claim: the sweep puts it back",
+        "a run leaves the list over a worker's claim: the sweep puts it back",
         Scenario("", scenarios.one, {"kill": 1, "expire": 1, "haste": 1}),
         "",
         (lambda: patch.object(world, "write", release_whatever_its_mark),),

@@ -3,8 +3,7 @@
 A program is a row of stages, a stage a set of operations that go out together and arrive in any
 order. What a process learns from an operation decides how its program goes on. The names of the
 functions are those of `engine/shared.py` and `engine/remote_desk.py`, which this is a picture of:
-whoever changes the order of two calls there changes it here. What it must not know: any rule, or
-what the other processes do.
+a change of the order of two calls there is made here too.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ Op = tuple[Any, ...]
 Stage = tuple[Op, ...]
 Program = tuple[Stage, ...]
 Message = tuple[Any, ...]
-"""("task", start) or ("result", start, kind, whether somebody had it before)."""
+"""("task", start) or ("result", start, kind, whether a process had it before)."""
 
 
 class Process(NamedTuple):
@@ -34,7 +33,7 @@ def one(*op: Any) -> Stage:
     return (op,)
 
 
-# ── orchestrators, and whoever serves a command ──────────────────────────────────────────
+# ── orchestrators, and the server of a command ───────────────────────────────────────────
 
 
 def submit(noted: int = 0) -> Program:
@@ -51,14 +50,14 @@ def make_up(run: Facts) -> Program:
 
 
 def command(move: Move, epoch: int) -> Program:
-    """A run that has ended is on no agenda: whoever opens it again notes that first."""
+    """A run that has ended is on no agenda: the process that opens it again notes that first."""
     if move[0] == "retry":
         return (one("moved", epoch + 1), one("apply", move, "command"))
     return (one("apply", move, "command"),)
 
 
 def take_in(message: Message) -> Program:
-    """A result; it is settled last, when nobody needs it any more."""
+    """A result; it is settled last, when no process needs it any more."""
     _, start, kind, again = message
     return (one("apply", (kind, *start), "again" if again else "result"), one("ack"))
 
@@ -73,7 +72,7 @@ def reap() -> Program:
 
 
 def reap_in(run: Facts) -> Program:
-    """What was found; the run stays on the list if somebody in it is not lost."""
+    """What was found; the run stays on the list if a worker in it is not lost."""
     reaps = [one("apply", ("reap", *start), "reap") for start in run.expired]
     is_held = len(run.running) > len(run.expired)
     return (*reaps, one("lease" if is_held else "released"))
@@ -113,7 +112,7 @@ def settling(epoch: int, verdicts: Any, orders: Orders) -> Program:
 
 
 def settled(first: Orders, then: Orders) -> Program:
-    """Until nothing is undecided; what is so after the run has ended is of somebody's retry."""
+    """Until nothing is undecided; what is so after the run has ended belongs to a retry."""
     orders = joined(first, then)
     return follow(orders) if then.ended else (one("verdicts", orders),)
 
@@ -132,7 +131,7 @@ def joined(first: Orders, then: Orders) -> Orders:
 
 
 def take(start: Start) -> Program:
-    """The index before the claim: in a run that nobody looks at nobody would be reaped."""
+    """The index before the claim: in a run outside the index no node would be reaped."""
     claim = one("apply", ("claim", *start), "claim")
     return (one("lease"), claim, one("ack"), one("run", start))
 
@@ -142,7 +141,7 @@ def park(start: Start) -> Program:
 
 
 def renew(start: Start) -> Program:
-    """The index is not told: who looks at the run finds the lease as it is."""
+    """The index does not learn it: a process that looks at the run finds the lease as it is."""
     return (one("apply", ("renew", *start), "renew"), one("run", start))
 
 
@@ -167,7 +166,7 @@ def go_on(move: Move, then: str, outcome: Outcome, rest: Program) -> Program:
         return program + rest
     if then == "reap" and not outcome.taken:  # renewed meanwhile, or ended: look again
         return (*program, *rest[:-1], one("lease"))
-    # Somebody had this result before, and may have died before anything followed from it.
+    # A process had this result before, and may have died before anything followed from it.
     if then == "again" and not outcome.orders.moved:
         program += (one("look"),)
     return program + rest

@@ -6,7 +6,6 @@ of these is checked when it is made. Time is abstract: nothing but a lease or a 
 clock, so a lease is FRESH or EXPIRED, and whatever waits may be woken.
 
 As in Redis, conditions are decided in a second call: the first leaves what became ready `pending`.
-What it must not know: who applies what, or how messages travel.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ Move = tuple[Any, ...]
 
 
 class Orders(NamedTuple):
-    """What a decision asks for; `moved`: it is to be told that the run has moved."""
+    """What a decision asks for; `moved`: the effect says that the run has moved."""
 
     dispatch: tuple[Start, ...] = ()
     wake: tuple[Start, ...] = ()
@@ -110,7 +109,7 @@ class Facts(NamedTuple):
     expired: tuple[Start, ...]
     """Of the running ones."""
     open: frozenset[Start]
-    """Starts that the run still needs somebody for: published or running."""
+    """Starts that the run still needs a worker for: published or running."""
     pending: tuple[int, ...]
     forgotten: bool
     """Redis once lost its newest writes."""
@@ -136,7 +135,7 @@ def leave_pending(run: PendingRun, ready: list[int], out: Decision, now: float, 
 
 
 def keep_pending(before: tuple[int, ...], ready: Iterable[int]) -> tuple[int, ...]:
-    """What somebody left undecided stays so, beside what is new."""
+    """What a process left undecided stays so, beside what is new."""
     return tuple(dict.fromkeys((*before, *ready)))
 
 
@@ -265,13 +264,13 @@ class Runs:
         out = Decision()
         if not run.pending or not verdicts_hold(run, epoch):
             return out, None
-        told = dict(verdicts)
+        reported = dict(verdicts)
         for place, verdict in verdicts:
             condition = self.graph.nodes[place].condition
             if place in run.pending and condition is not None and bool(condition(run)) != verdict:
                 return out, f"the condition of {self.names[place]} was decided by other outputs"
-        ready = [place for place in run.pending if place in told]
-        run.pending = tuple(place for place in run.pending if place not in told)
+        ready = [place for place in run.pending if place in reported]
+        run.pending = tuple(place for place in run.pending if place not in reported)
         if ready:
             out.changed += ready
             REAL_RESOLVE(run, ready, out, NOW, nonce)
@@ -315,7 +314,7 @@ class Runs:
     def _judge(
         self, before: Frozen, run: PendingRun, after: Frozen, move: Move, decision: Decision
     ) -> str | None:
-        """What is promised of every step, whoever made it: told by states, not by the rules."""
+        """What is promised of every step, by any process: seen in states, not in the rules."""
         kind = move[0]
         seqs = [event.seq for event in decision.events]
         if seqs != list(range(1, len(seqs) + 1)) or run.seq != len(seqs):

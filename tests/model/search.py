@@ -1,8 +1,7 @@
 """Every state that can be reached, breadth first, and the shortest way to one that must not be.
 
 Two kinds of promises: of each step (`Broken` by the world), and that from every state, without any
-further fault, the run can still reach its end with nothing left behind. What it must not know: what
-a state means.
+further fault, the run can still reach its end with nothing left behind.
 """
 
 from __future__ import annotations
@@ -96,11 +95,11 @@ def _way(world: World, order: list[int], came_from: array[int], at: int) -> list
     while came_from[way[-1]] >= 0:
         way.append(came_from[way[-1]])
     way.reverse()
-    told = [f"{'at first':<60} {world.show(order[way[0]])}"]
+    reported = [f"{'at first':<60} {world.show(order[way[0]])}"]
     for before, after in pairwise(way):
         label = _label(world, order[before], order[after])
-        told.append(f"{world.tell(label):<60} {world.show(order[after])}")
-    return told
+        reported.append(f"{world.tell(label):<60} {world.show(order[after])}")
+    return reported
 
 
 def _label(world: World, before: int, after: int) -> Label:

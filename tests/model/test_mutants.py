@@ -34,7 +34,7 @@ def test_without_the_mutation_nothing_is_found(scenario: Scenario) -> None:
 
 
 def test_the_trace_of_a_violation_is_readable() -> None:
-    (mutant,) = (one for one in MUTANTS if one.name == "nobody looks after quiet runs")
+    (mutant,) = (one for one in MUTANTS if one.name == "no process reconciles quiet runs")
     story = mutant.hunt().story().splitlines()
     assert "never ends" in story[0]
     assert [line.split("  ")[0] for line in story[1:]] == [

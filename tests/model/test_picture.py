@@ -46,18 +46,18 @@ STEPS = {"apply", "publish", "delay", "moved", "ended", "lease", "put_off", "rel
 STEPS |= {"verdicts", "look", "running", "ack"}
 
 
-class Noting:
-    """A part of the engine that notes what it is asked for, and answers as it was told to."""
+class RecordingPart:
+    """A part of the engine that notes what it is asked for, and answers as the test says."""
 
-    def __init__(self, told: list[str], **answers: Callable[..., Any]) -> None:
-        self._told = told
+    def __init__(self, reported: list[str], **answers: Callable[..., Any]) -> None:
+        self._reported = reported
         self._answers = answers
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         async def asked(*about: Any, **more: Any) -> Any:
             step_name = WORDS.get(name, name)
             if step_name in STEPS and (name != "released" or list(about[0])):
-                self._told.append(step_name)
+                self._reported.append(step_name)
             answer = self._answers.get(name)
             return answer(*about, **more) if answer is not None else None
 
@@ -68,7 +68,7 @@ class Engine:
     """An orchestrator over one run, and the same run in the model."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.reported: list[str] = []
         self.runs = Runs(GRAPH)
         self.number = NO_RUN
         self.due: list[tuple[float, Wake]] = []
@@ -77,14 +77,14 @@ class Engine:
         self._clock = count(100, 50).__next__
         self._nonces = count(1).__next__
         self.run: RunState
-        self.timers = Noting(
-            self.told,
+        self.timers = RecordingPart(
+            self.reported,
             due=lambda now, limit: self.due,
             expired=lambda now, limit: self.expired,
             idle=lambda since, limit: self.idle,
         )
-        self.store = Noting(
-            self.told,
+        self.store = RecordingPart(
+            self.reported,
             apply=self._apply,
             create_many=self._create,
             load=lambda run_id, outputs: self.run,
@@ -95,9 +95,9 @@ class Engine:
         self.store.breaks = 0  # type: ignore[assignment, method-assign]
         self.orchestrator = DistributedOrchestrator(
             self.store,  # type: ignore[arg-type]
-            Noting(self.told),  # type: ignore[arg-type]
+            RecordingPart(self.reported),  # type: ignore[arg-type]
             self.timers,  # type: ignore[arg-type]
-            Noting(self.told, lost=list),  # type: ignore[arg-type]
+            RecordingPart(self.reported, lost=list),  # type: ignore[arg-type]
             self.clock,
             lease_seconds=10,
             max_crashes=2,
@@ -163,11 +163,11 @@ class Engine:
 
     def same(self, program: Program, *, without: str = "ack") -> None:
         """The engine has done what this does; settling a message is not the orchestrator's."""
-        left = list(self.told)
+        left = list(self.reported)
         for stage in self.walked(program):
             wanted = stage - {without, "made", "run"}
             done, left = left[: len(wanted)], left[len(wanted) :]
-            assert set(done) == wanted, self.told
+            assert set(done) == wanted, self.reported
         assert not left
 
 
@@ -177,7 +177,7 @@ async def engine() -> Engine:
     made = Engine()
     await made.orchestrator.submit(Submit("r", GRAPH, {}))
     made.same(processes.submit())
-    made.told.clear()
+    made.reported.clear()
     return made
 
 
@@ -264,7 +264,7 @@ async def test_a_sweep_reconciles_an_idle_run(engine: Engine, state: str) -> Non
         await finished(engine)
     engine.idle = [("r", 0.0)]
     await engine.orchestrator.sweep()
-    assert engine.told.pop(0) == "look"
+    assert engine.reported.pop(0) == "look"
     facts = engine.runs.facts[engine.number]
     engine.same(processes.look_after(facts, facts.epoch))
 
@@ -279,12 +279,12 @@ async def test_a_worker_claims_between_the_index_entry_and_the_acknowledgement(
     engine: Engine,
 ) -> None:
     task = Task("r", "a", engine.token("a"), "h", {}, {}, {}, 1.0)
-    inbox = Noting(engine.told, tasks=lambda limit: [("message", task)])
+    inbox = RecordingPart(engine.reported, tasks=lambda limit: [("message", task)])
     task_source = QueueTaskSource(
         inbox,  # type: ignore[arg-type]
         engine.store,  # type: ignore[arg-type]
         engine.timers,  # type: ignore[arg-type]
-        Noting(engine.told),  # type: ignore[arg-type]
+        RecordingPart(engine.reported),  # type: ignore[arg-type]
         engine.clock,
         engine.orchestrator.apply,
         worker_id="w",

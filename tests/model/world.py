@@ -5,7 +5,7 @@ left for: a death, a message that is lost, doubled or read late, a lease that en
 worker lives, a call that was executed and timed out, a Redis that forgets its newest writes. States
 are packed into one number, each part being a number of a table; the tables also remember what
 follows from what, so that most steps are a few look-ups. Processes of a kind are alike, so a crew
-is sorted. What it must not know: in which order states are searched.
+is sorted.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ FAULTS = {
     "haste": "a duty that waits until nothing was heard for long comes while others are at work",
     "fail": "a handler raises",
     "park": "a rate limit has no token",
-    "cancel": "somebody cancels the run",
-    "retry": "somebody retries the run, or from one of its nodes",
+    "cancel": "a caller cancels the run",
+    "retry": "a caller retries the run, or from one of its nodes",
 }
-"""What happens only so often: bad luck, and what somebody wants."""
+"""What happens only so often: bad luck, and what a caller wants."""
 _NAMES = tuple(FAULTS)
 MOST_COPIES = 2
 """Of one message: a third one could do nothing that the second cannot."""
@@ -65,17 +65,17 @@ class Scenario:
     """Without, whatever is not followed at once is lost: only for runs without faults."""
 
 
-class Agenda(NamedTuple):
+class Timers(NamedTuple):
     active: int = 0
     """One more than the epoch in which the run was last heard of, which may be the one that
-    somebody is about to open; 0 if it is not on the agenda."""
+    a process is about to open; 0 if it is not on the agenda."""
     made: bool = False
     """What was accepted is made, as its acceptance says."""
     leased: bool = False
     """The run is on the list of those to look at for leases that have ended."""
     marked: bool = False
-    """Somebody has put that off to look, and nobody has asked for a look since. The mark of one
-    is not told from another's here: more is taken off the list than really would be."""
+    """A process has put that off to look, and none has asked for a look since. The mark of one
+    is not distinguished from another's here: more is taken off the list than really would be."""
     delayed: frozenset[Start] = frozenset()
 
 
@@ -114,16 +114,16 @@ MASK = (1 << BITS) - 1
 RUN, AGENDA, QUEUE, CREW, WORKERS, LUCK, KEPT = (place * BITS for place in range(7))
 _ROLES = {CREW: "orchestrator", WORKERS: "worker"}
 LOCAL = frozenset(("reads", "wakes", "wants to", "returns", "raises", "renews"))
-"""Steps after which a process knows what to do, and nobody else knows that it does."""
+"""Steps after which a process knows what to do, and no other process knows that it does."""
 UNDISTURBED = frozenset(("publish", "send", "moved", "made", "ack"))
-"""Operations that come to the same before and after whatever somebody else does meanwhile."""
+"""Operations that come to the same before and after whatever another process does meanwhile."""
 
 
 class World:
     def __init__(self, scenario: Scenario, *, oracle: bool = True, nonces: bool = True) -> None:
         self.scenario = scenario
         self.runs = Runs(scenario.graph, oracle=oracle, nonces=nonces)
-        self._agendas = Table(Agenda())
+        self._agendas = Table(Timers())
         self._queues = Table(())
         self._processes = Table(IDLE)
         self._crews = Table()
@@ -159,13 +159,13 @@ class World:
             and state >> QUEUE & MASK == 0
             and state >> CREW & MASK == self._idle_orchestrators
             and state >> WORKERS & MASK == self._idle_workers
-            and self._agendas[agenda] == Agenda(made=True)
+            and self._agendas[agenda] == Timers(made=True)
         )
 
     # ── every next step ──────────────────────────────────────────────────────────────────
 
     def successors(self, state: int) -> Iterator[Step]:
-        """In a reduced search a process whose next operations nobody could disturb goes first."""
+        """In a reduced search a process whose next operations no other could disturb goes first."""
         crew, workers = state >> CREW & MASK, state >> WORKERS & MASK
         if not self.scenario.every_order:
             for team, shift in ((crew, CREW), (workers, WORKERS)):
@@ -291,7 +291,7 @@ class World:
             ]
         return known
 
-    def _duty(self, run: int, agenda: Agenda) -> Iterator[tuple[Label, str | None, Program]]:
+    def _duty(self, run: int, agenda: Timers) -> Iterator[tuple[Label, str | None, Program]]:
         """And what it costs if it does not wait until nothing was heard for long."""
         facts = self.runs.facts[run]
         for start in sorted(agenda.delayed):
@@ -301,7 +301,7 @@ class World:
             yield ("reaps",), None if facts.expired else "haste", processes.reap()
         if agenda.active and self.scenario.sweeps:
             noted = agenda.active - 1
-            # A note that is newer than the run is of somebody who makes or retries it just now.
+            # A note that is newer than the run is of a process that makes or retries it just now.
             hasty = "haste" if facts.known and noted <= facts.epoch else "never"
             yield ("sweeps",), hasty, processes.look_after(facts, noted)
         elif facts.known and facts.forgotten and not facts.finished:
@@ -358,7 +358,7 @@ class World:
                     raise Broken(("somebody", "applies", op), outcome.wrong)
                 after = then(processes.go_on(move, kind, outcome, rest))
                 yield ("applies", move), None, after, outcome.run, None, None
-                # A claim that is asked for again is granted again to whoever it was granted to.
+                # A claim that is asked for again is granted again to the same worker.
                 if outcome.run != run and kind != "claim":
                     second = self.runs.apply(outcome.run, move)
                     after = then(processes.go_on(move, kind, second, rest))
@@ -377,8 +377,11 @@ class World:
                 if outcome.wrong is not None:
                     raise Broken(("somebody", "applies", op), outcome.wrong)
                 program = processes.settled(orders, outcome.orders)
-                told = ("settles", *((self.runs.names[place], said) for place, said in verdicts))
-                yield told, None, then(program + rest), outcome.run, None, None
+                reported = (
+                    "settles",
+                    *((self.runs.names[place], said) for place, said in verdicts),
+                )
+                yield reported, None, then(program + rest), outcome.run, None, None
             case "look":
                 program = processes.look_after(facts, facts.epoch)
                 yield op, None, then(program + rest), None, None, None
@@ -404,9 +407,9 @@ class World:
         yield ("raises", start), "fail", then(program), None, None, None
 
     def _by_rest(self, number: int, agenda: int, queue: int) -> Iterator[tuple[Any, ...]]:
-        """Operations on the agenda and the messages, any of those that go out together."""
+        """Operations on the agenda and the messages, any that go out together."""
         hand, (stage, *rest) = self._processes[number]
-        book: Agenda = self._agendas[agenda]
+        book: Timers = self._agendas[agenda]
         for op in stage:
             left = tuple(other for other in stage if other != op)
             after = self._number(Process(hand, ((left,) if left else ()) + tuple(rest)))
@@ -462,7 +465,7 @@ class World:
                 yield ("Redis", "dies and comes back as it was then"), to, False
 
     def _deaths_over_a_result(self, state: int) -> Iterator[Step]:
-        """In a reduced search nobody stands there with a result that is read and not applied."""
+        """In a reduced search no worker holds a result that is read and not applied."""
         luck = self._spend(state >> LUCK & MASK, "kill")
         messages = self._queues[state >> QUEUE & MASK]
         if luck is None:
@@ -482,7 +485,7 @@ class World:
         team = self._replaced(state >> shift & MASK, process, 0)
         dead = _with(_with(state, shift, team), LUCK, luck)
         queues = {self._handed_back(process, queue)}
-        if shift == WORKERS:  # what it had read is read by another worker, or by nobody
+        if shift == WORKERS:  # what it had read is read by another worker, or by none
             queues.add(queue)
         for left in queues:
             yield ("kill", _ROLES[shift], process), _with(dead, QUEUE, left), False
@@ -586,7 +589,7 @@ class World:
     # ── to read ──────────────────────────────────────────────────────────────────────────
 
     def show(self, state: int) -> str:
-        agenda: Agenda = self._agendas[state >> AGENDA & MASK]
+        agenda: Timers = self._agendas[state >> AGENDA & MASK]
         queue = self._queues[state >> QUEUE & MASK]
         parts = [self.runs.show(state & MASK)]
         if queue:
@@ -625,7 +628,7 @@ class World:
         return "" if thing is None else str(thing)
 
 
-def write(book: Agenda, name: str, about: Any) -> Agenda:
+def write(book: Timers, name: str, about: Any) -> Timers:
     """The agenda after one operation."""
     match name:
         case "moved":

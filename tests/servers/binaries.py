@@ -1,7 +1,7 @@
 """Where the programs of Redis, PostgreSQL and RabbitMQ are on this machine.
 
 Those of the system come first, then Debian's packages as `./dev` unpacked them without installing
-anything. It fetches nothing itself. What it must not know: how a server is started.
+anything. It fetches nothing itself.
 """
 
 from __future__ import annotations

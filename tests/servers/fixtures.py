@@ -29,7 +29,7 @@ QUEUE = "dovetail"
 
 
 class GivenRedis:
-    """A Redis that somebody else runs, at TEST_REDIS_URL. It can be used, and not be killed."""
+    """A Redis that runs elsewhere, at TEST_REDIS_URL. It can be used, and not be killed."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -51,7 +51,7 @@ class GivenRedis:
 
 
 class GivenRabbit:
-    """A RabbitMQ that somebody else runs, at TEST_RABBITMQ_URL: a virtual host of it is ours.
+    """A RabbitMQ that runs elsewhere, at TEST_RABBITMQ_URL: a virtual host of it is ours.
 
     Its queues cannot be listed from here, so it is taken for empty but for the one we use.
     """
@@ -93,7 +93,7 @@ def redis_url(redis_server: RedisServer | GivenRedis) -> str:
 
 @pytest.fixture(params=["single", "cluster"], scope="module")
 def single_or_cluster(request: pytest.FixtureRequest) -> Iterator[RedisServer | GivenRedis]:
-    """A Redis, and then a cluster of one node; whoever uses it flushes it."""
+    """A Redis, and then a cluster of one node; the test that uses it flushes it."""
     if request.param == "single":
         yield request.getfixturevalue("redis_server")
         return

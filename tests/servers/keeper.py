@@ -1,8 +1,8 @@
-"""A process that stands between whoever wants a server and the server, so that none is left over.
+"""A process that stands between a test and its server, so that none is left over.
 
-It starts the server when told, tells when it ended, and at the end, also if the process that
+It starts the server on an order, reports its end, and at the end, also if the process that
 wanted it was killed with -9, ends the server and removes its folder. It runs apart, by an
-interpreter without site-packages: what it must not know is what the server serves.
+interpreter without site-packages: it does not depend on what the server serves.
 
     in:   start ["its", "command"] | end     (nothing more to read counts as `end`)
     out:  started PID | ended CODE
@@ -86,18 +86,18 @@ def keep(order: dict[str, Any]) -> None:
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
-    told_to_end = False
+    asked_to_end = False
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        nonlocal told_to_end
-        told_to_end |= number == signal.SIGTERM
+        nonlocal asked_to_end
+        asked_to_end |= number == signal.SIGTERM
 
     signal.signal(signal.SIGCHLD, on_signal)
     signal.signal(signal.SIGTERM, on_signal)
     adopt_orphans()
     server: subprocess.Popen[bytes] | None = None
     try:
-        while not told_to_end and os.getppid() == order["parent"]:
+        while not asked_to_end and os.getppid() == order["parent"]:
             ready, _, _ = select.select([sys.stdin.fileno(), woken], [], [], LOOK_SECONDS)
             if woken in ready:
                 os.read(woken, 1024)

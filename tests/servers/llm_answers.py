@@ -1,9 +1,9 @@
 """The process of an LlmStub: an OpenAI-compatible endpoint without a model, over real HTTP.
 
 It answers chat completions after a set time, with fields that it reads out of the prompt itself, so
-that equal prompts have equal answers. It keeps a log of every call, and misbehaves where it is
-told. It runs alone, by an interpreter without site-packages, and one call costs it a fraction of a
-millisecond: a benchmark on the same cores must not measure it. What it must not know: Dovetail.
+that equal prompts have equal answers. It keeps a log of every call, and misbehaves on
+order. It runs alone, by an interpreter without site-packages, and one call costs it a fraction of a
+millisecond: a benchmark on the same cores must not measure it.
 
     POST /v1/chat/completions   an answer, or the fault whose `where` is in the prompt
     POST /behave                {"delay": seconds, "faults": [{"where", "what", "times", "after"}]}
@@ -27,7 +27,7 @@ HOST = "127.0.0.1"
 STATUSES = {200: "OK", 400: "Bad Request", 404: "Not Found", 429: "Too Many Requests"}
 BROKEN = 500
 HUNG_UP = 0
-"""The status of a call that got no answer: whoever asked has gone, or was sent away."""
+"""The status of a call that got no answer: the caller has gone, or was sent away."""
 
 VENDOR = re.compile(r"^(?:Vendor|From):[ \t]*(\S.*)$", re.MULTILINE)
 DATE = re.compile(r"\b(\d{4}-\d\d-\d\d)\b")
@@ -100,7 +100,7 @@ class Stub:
         call[1], call[2] = time.monotonic(), status
         self._at_once -= 1
 
-    def told(self) -> dict[str, Any]:
+    def reported(self) -> dict[str, Any]:
         return {
             "pid": os.getpid(),
             "calls": self.calls,
@@ -163,7 +163,7 @@ class Connection(asyncio.Protocol):
             case "POST", "/v1/chat/completions":
                 self._complete(headers, body)
             case "GET", "/stats":
-                self._answer(200, self._stub.told())
+                self._answer(200, self._stub.reported())
             case "POST", "/behave":
                 self._stub.behave(json.loads(body))
                 self._answer(200, {})
@@ -209,8 +209,8 @@ class Connection(asyncio.Protocol):
         self._stub.end(call, status)
         self._answer(status, {"error": {"message": why}}, headers)
 
-    def _answer(self, status: int, told: Any, headers: dict[str, str] | None = None) -> None:
-        body = json.dumps(told).encode()
+    def _answer(self, status: int, reported: Any, headers: dict[str, str] | None = None) -> None:
+        body = json.dumps(reported).encode()
         lines = [f"HTTP/1.1 {status} {STATUSES.get(status, 'Error')}"]
         lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
         lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]

@@ -5,8 +5,7 @@
         llm.behave(faults=[Fault("busy", where="ACME", times=1, after=1)])
         len(llm.calls())                            # what was really asked, with its times
 
-Its process is `llm_answers.py`, a real HTTP server on a private port that nobody outlives. What it
-must not know: documents.
+Its process is `llm_answers.py`, a real HTTP server on a private port, which ends with its user.
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ class LlmStub(Server):
         self._ask("POST", "/behave", self._wanted)
 
     def calls(self) -> list[Call]:
-        """Every call since it was started or told to forget, in the order of their begins."""
+        """Every call since it was started or asked to forget, in the order of their begins."""
         return [Call(*call) for call in self._ask("GET", "/stats")["calls"]]
 
     def at_once(self) -> int:

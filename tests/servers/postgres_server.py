@@ -1,6 +1,6 @@
-"""A PostgreSQL of our own, with a new database for whoever asks.
+"""A PostgreSQL of our own, with a new database for each caller.
 
-PostgreSQL refuses root, so as root it runs as `nobody`. What it must not know: our tables.
+PostgreSQL refuses root, so as root it runs as `nobody`.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Databases:
 
     def new_database(self, template: str | None = None) -> str:
         """The URL of a database of its own: empty, or a copy of the one at the URL `template`,
-        which costs some ten milliseconds whatever is in it. Nobody may be connected to that."""
+        which costs some ten milliseconds whatever is in it. No client may be connected to that."""
         name = f"dovetail_{secrets.token_hex(6)}"
         copied = f' TEMPLATE "{_database(template)}"' if template is not None else ""
         self.execute(f'CREATE DATABASE "{name}"{copied}')
         return urlsplit(self.url)._replace(path=f"/{name}").geturl()
 
     def drop_database(self, url: str) -> None:
-        """Whoever is still connected is thrown out."""
+        """Clients that are still connected are thrown out."""
         self.execute(f'DROP DATABASE IF EXISTS "{_database(url)}" WITH (FORCE)')
 
     def execute(self, statement: str, url: str | None = None) -> None:
@@ -121,7 +121,7 @@ class PostgresServer(Server, Databases):
                 time.sleep(0.02)
 
     def kill(self) -> None:
-        """With whoever served a connection: an orphan answers until it looks for its parent."""
+        """With its processes for connections: an orphan answers until it looks for its parent."""
         children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
         super().kill()
         for child in children:

@@ -1,8 +1,7 @@
-"""A RabbitMQ of our own, with a new virtual host for whoever asks.
+"""A RabbitMQ of our own, with a new virtual host for each caller.
 
 Erlang is started here and not by RabbitMQ's scripts: those of Debian want to be installed, to be
-root and to have the machine's only node. Ports, cookie, name and folders are all private. What it
-must not know: which queues we use.
+root and to have the machine's only node. Ports, cookie, name and folders are all private.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class RabbitServer(Server):
 
     def prepare(self) -> None:
         """Erlang looks for a module in one folder after the other, so those of the many plugins
-        that nobody asked for cost most of a start."""
+        that were not asked for cost most of a start."""
         libraries = self.folder / "libraries"
         libraries.mkdir()
         for path in _needed(self._programs):
@@ -59,7 +58,7 @@ class RabbitServer(Server):
         (self.folder / "enabled_plugins").write_text("[].\n")
 
     def _script(self) -> str:
-        # New ones at each start: one of them may have been taken by somebody else.
+        # New ones at each start: one of them may have been taken by another program.
         self._environment = self._own_environment(epmd_port=free_port(), dist_port=free_port())
         exports = [
             f"export {name}={shlex.quote(value)}" for name, value in self._environment.items()
@@ -133,7 +132,7 @@ class RabbitServer(Server):
         return self._url(name)
 
     def drop_host(self, url: str) -> None:
-        """With its queues; whoever is still connected is thrown out."""
+        """With its queues; clients that are still connected are thrown out."""
         host, who = f'<<"{url.rpartition("/")[2]}">>', f'<<"{USER}">>'
         self._evaluate(f"ok = rabbit_vhost:delete({host}, {who}).")
 

@@ -1,7 +1,4 @@
-"""A Redis Cluster of several nodes, with or without replicas; slots can move, and nodes die.
-
-What it must not know: which keys we use.
-"""
+"""A Redis Cluster of several nodes, with or without replicas; slots can move, and nodes die."""
 
 from __future__ import annotations
 
@@ -47,8 +44,8 @@ class RedisCluster:
             node.ask("CLUSTER", "ADDSLOTSRANGE", str(low), str(high))
         for node in self.nodes[1:]:
             node.ask("CLUSTER", "MEET", HOST, str(first.port), str(self._bus[0]))
-        everybody = f"cluster_known_nodes:{len(self.nodes)}\r\n"
-        self._until(lambda: all(everybody in _info(node) for node in self.nodes))
+        contest = f"cluster_known_nodes:{len(self.nodes)}\r\n"
+        self._until(lambda: all(contest in _info(node) for node in self.nodes))
         for master, node in zip(self.nodes, self.nodes[MASTERS:], strict=False):
             known = master.ask("CLUSTER", "MYID")
             self._until(lambda node=node, known=known: _replicates(node, known))  # type: ignore[misc]

@@ -1,7 +1,7 @@
 """A Redis of our own, alone or as a cluster of one.
 
-It keeps what it was told, as the contract asks of a Redis that we serve from: appendonly, nothing
-evicted. What it must not know: which keys we use.
+It keeps every write, as the contract asks of a Redis that we serve from: appendonly, nothing
+evicted.
 """
 
 from __future__ import annotations

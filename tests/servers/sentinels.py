@@ -48,8 +48,8 @@ class SentinelServer(Server):
             return False
 
     def knows_all(self) -> bool:
-        told = ask(self.port, "INFO", "sentinel")
-        return f"slaves=1,sentinels={SENTINELS}" in told
+        reported = ask(self.port, "INFO", "sentinel")
+        return f"slaves=1,sentinels={SENTINELS}" in reported
 
 
 class Sentinels:

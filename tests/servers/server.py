@@ -5,8 +5,7 @@
         redis.kill()     # as a crash would; the folder and the port stay
         redis.start()    # the same data at the same address
 
-A server is started through `keeper.py`, which ends it whatever happens to this process. What this
-file must not know: which server it is.
+A server is started through `keeper.py`, which ends it whatever happens to this process.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Server:
     name = "server"
     graceful = signal.SIGTERM
     farewell = signal.SIGKILL
-    """What it gets from its keeper, when nobody needs its data any more."""
+    """What it gets from its keeper, when its data are no longer needed."""
 
     def __init__(self, program: Program, user: str | None = None) -> None:
         self.program = program
@@ -56,7 +55,7 @@ class Server:
         self.pid: int | None = None
         self._user = user
         self._keeper: subprocess.Popen[bytes] | None = None
-        self._told = b""
+        self._reported = b""
         self.folder = Path(tempfile.mkdtemp(prefix=f"dovetail-{self.name}-", dir=_reachable(user)))
         if user is not None:
             entry = pwd.getpwnam(user)
@@ -94,7 +93,7 @@ class Server:
                     self._start()
                     break
                 except ServerFailed as failure:
-                    # Somebody else took the port between our look and its start.
+                    # Another program took the port between our look and its start.
                     if not tries_left or not any(sign in str(failure) for sign in PORT_TAKEN):
                         raise
             self.after_first_start()
@@ -200,7 +199,7 @@ class Server:
         assert self._keeper is not None
         assert self._keeper.stdout is not None
         deadline = time.monotonic() + seconds
-        while b"\n" not in self._told:
+        while b"\n" not in self._reported:
             left = max(0.0, deadline - time.monotonic())
             ready, _, _ = select.select([self._keeper.stdout], [], [], left)
             if not ready:
@@ -208,8 +207,8 @@ class Server:
             more = os.read(self._keeper.stdout.fileno(), 1024)
             if not more:
                 raise ServerFailed(f"the keeper of {self.name} has gone:\n{self._end_of_log()}")
-            self._told += more
-        line, _, self._told = self._told.partition(b"\n")
+            self._reported += more
+        line, _, self._reported = self._reported.partition(b"\n")
         return line.split()
 
     def _ended(self, seconds: float) -> int | None:
@@ -239,7 +238,7 @@ class Server:
 
 
 def free_port() -> int:
-    """A port that nobody listens on, below those that the system gives to outgoing connections:
+    """A free port, below the ports that the system gives to outgoing connections:
     while a server is down, one of them may be given its port, or even be connected to itself."""
     for _ in range(1000):
         port = random.randrange(10_000, _first_outgoing_port())

@@ -1,7 +1,4 @@
-"""Shows that the servers of the tests start, survive what is done to them, and leave nothing.
-
-What it must not know: what Dovetail keeps in them.
-"""
+"""Shows that the servers of the tests start, survive what is done to them, and leave nothing."""
 
 from __future__ import annotations
 

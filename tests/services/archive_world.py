@@ -1,6 +1,6 @@
-"""Runs in a real Redis beside a real PostgreSQL, moved by hand: nobody works here but the test.
+"""Runs in a real Redis beside a real PostgreSQL, moved by hand: only the test works here.
 
-Time is the test's own. What it must not know: what any test is about.
+Time is the test's own.
 """
 
 from __future__ import annotations

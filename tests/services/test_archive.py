@@ -1,4 +1,4 @@
-"""What happens to runs reaches the archive: all of it, whoever writes it and whoever dies."""
+"""What happens to runs reaches the archive: all of it, whichever process writes it or dies."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ class TestManyArchivers:
                 if not todo[run_id]:
                     del todo[run_id]
             at_once = [one.archive_what_moved() for one in archivers]
-            # Every hint for everybody: as if each claim had lapsed at once.
+            # Every hint for every archiver: as if each claim had lapsed at once.
             late = archivers[0]._bring(drawn.sample(runs, 6))
             await asyncio.gather(*at_once, late)
             if drawn.random() < 0.5:
@@ -310,19 +310,19 @@ class TestManyArchivers:
 
 class TestSweep:
     async def test_the_sweep_finds_changed_runs_without_a_queue_entry(self, world: World) -> None:
-        told, untold = [await world.begin(graph(DIAMOND)) for _ in range(2)]
+        reported, unreported = [await world.begin(graph(DIAMOND)) for _ in range(2)]
         await world.archiver.archive_what_moved()
-        await world.start(untold, "a")  # a worker's claim
+        await world.start(unreported, "a")  # a worker's claim
         await world.archiver.sweep()
-        assert [claim.run_id for claim in await world.hints.claim(10)] == [untold]
-        await world.start(told, "a")
+        assert [claim.run_id for claim in await world.hints.claim(10)] == [unreported]
+        await world.start(reported, "a")
         await world.pipe.call("DEL", UNARCHIVED)  # the claim as well
         another = world.another_archiver()
         await another.sweep()
         await another.archive_what_moved()
         assert await waiting(world) == 0
-        await world.assert_archived(told)
-        await world.assert_archived(untold)
+        await world.assert_archived(reported)
+        await world.assert_archived(unreported)
 
     async def test_a_sweep_with_nothing_to_do_writes_nothing(self, world: World) -> None:
         await world.begin(graph(DIAMOND))

@@ -67,7 +67,7 @@ async def outage(world: World, old: str, ended: str) -> None:
     began = time.monotonic()
     with pytest.raises(ArchiveDown):
         await world.accept(graph(DIAMOND))
-    assert time.monotonic() - began < PATIENCE + 10, "whoever triggers is told soon"
+    assert time.monotonic() - began < PATIENCE + 10, "a caller that triggers learns it soon"
     await world.do(old, "a")
     with pytest.raises(ArchiveDown):
         await world.archiver.archive_what_moved()
@@ -204,8 +204,8 @@ async def test_unfinished_runs_complete_after_redis_was_emptied(
                 while (await commands.list_runs(RunQuery(status="COMPLETED")))["items"][9:] == []:
                     await asyncio.sleep(0.1)
             for run_id in ids:
-                told = await commands.events(run_id)
-                assert [event["seq"] for event in told] == list(range(1, len(told) + 1))
-                assert told[-1]["type"] == "run.completed"
+                reported = await commands.events(run_id)
+                assert [event["seq"] for event in reported] == list(range(1, len(reported) + 1))
+                assert reported[-1]["type"] == "run.completed"
     finally:
         processes.close()

@@ -248,7 +248,7 @@ class TestRestoring:
             patch.setattr(world.orchestrator, "reconcile_run", die)
             with pytest.raises(asyncio.CancelledError):
                 await world.restorer.restore()
-        # The run is there, and nobody was told of it but the agenda.
+        # The run is there, and only the timer index knows of it.
         assert (await world.finish(run_id)).status is RunStatus.COMPLETED
         await world.pipe.call("DEL", *keys_of(run_id))
         monkeypatch.setattr(redis_snapshots, "source", _no_script)
@@ -419,7 +419,7 @@ class TestRestoring:
                     await asyncio.sleep(0.02)
             await commands.set_rate_limit("slow", 0.5, 1)
             await pipe.call("FLUSHALL")
-            async with asyncio.timeout(3):  # a minute, if nobody had noticed
+            async with asyncio.timeout(3):  # a minute, if no process had noticed
                 while await limits.all() != {"slow": (0.5, 1)}:
                     await asyncio.sleep(0.02)
 
@@ -455,7 +455,7 @@ class TestRestoringOnDemand:
         await world.restorer.bring_back(run_id)
         await world.hints.moved([run_id])
         await world.archiver.archive_what_moved()
-        await world.archiver.retire()  # not at once: somebody is about to use it
+        await world.archiver.retire()  # not at once: a process is about to use it
         await world.orchestrator.apply([Retry(run_id)])
         run = await world.finish(run_id)
         assert (run.status, run.epoch, run.node("b").epoch) == (RunStatus.COMPLETED, 2, 1)

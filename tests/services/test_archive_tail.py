@@ -179,7 +179,7 @@ async def test_two_archivers_that_notice_a_rollback_start_one_generation(world: 
 
 
 async def test_an_end_is_not_taken_as_archived_because_another_log_is_longer(world: World) -> None:
-    """Somebody wrote what Redis then lost, after we had looked."""
+    """A process wrote what Redis then lost, after we had looked."""
     run_id = await world.begin(graph({"a": {}, "b": {}}))
     await world.archiver.archive_what_moved()
     older = await everything(world)
@@ -264,7 +264,7 @@ async def test_a_retry_in_the_archive_is_not_undone(world: World, done: tuple[st
     await come_back_with(world, older)
     assert (await world.load(run_id)).status is RunStatus.FAILED
     world.now += 31
-    await world.restorer.restore()  # nobody else looks for a run that has ended
+    await world.restorer.restore()  # no other process looks for a run that has ended
     await world.archiver.archive_what_moved()
     run = await world.load(run_id)
     assert (run.status, run.epoch) == (RunStatus.RUNNING, 2)
@@ -306,7 +306,7 @@ async def test_an_end_that_the_archive_lacks_is_not_a_lost_retry(world: World) -
 async def test_an_acknowledged_cancel_or_retry_survives_the_loss_of_redis(
     world: World, redis_url: str, postgres_url: str
 ) -> None:
-    """Nobody is there but who asks: no archiver comes round."""
+    """Only the caller is there: no archiver comes round."""
     settings = Settings(redis_url=redis_url, database_url=postgres_url)
     async with commanding(settings) as commands:
         flow = {"name": "kept", "nodes": [{"id": "a", "handler": "input"}]}
@@ -317,8 +317,8 @@ async def test_an_acknowledged_cancel_or_retry_survives_the_loss_of_redis(
         ):
             await asyncio.gather(*map(order, ids))
             await world.pipe.call("FLUSHALL")
-            for told in [await commands.get_run(run_id) for run_id in ids]:
-                assert (told["status"], told["epoch"]) == (status, epoch)
+            for reported in [await commands.get_run(run_id) for run_id in ids]:
+                assert (reported["status"], reported["epoch"]) == (status, epoch)
 
 
 @pytest.mark.parametrize("loss", ["everything", "the end of its log"])
@@ -352,8 +352,8 @@ async def test_a_command_that_redis_loses_before_it_is_archived_is_repeated(
         assert not to_lose
         assert (run.status, run.epoch) == wanted
         await world.pipe.call("FLUSHALL")
-        told = await commands.get_run(run_id)
-        assert (told["status"], told["epoch"]) == wanted
+        reported = await commands.get_run(run_id)
+        assert (reported["status"], reported["epoch"]) == wanted
 
 
 @pytest.mark.parametrize("hangs", [False, True])

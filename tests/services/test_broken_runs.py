@@ -1,4 +1,4 @@
-"""What makes no sense stops nobody else: records that were damaged, messages nobody can apply."""
+"""Nonsense stops no other run: damaged records, messages that cannot be applied."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from dovetail.wiring.distributed import ServiceParts, connected, orchestrate, wo
 from ..core.walk import graph
 from .archive_world import DIAMOND, RECOVERY, RETENTION, World
 from .archive_world import graph as archived_graph
-from .halfway import Stage
+from .interrupted_run import InterruptedRun
 
 LEASE = 0.5
 SECONDS = 20.0
@@ -84,7 +84,7 @@ async def test_an_unavailable_store_is_not_blamed_on_an_item(error: Exception) -
 # ── records that were damaged ────────────────────────────────────────────────────────────
 
 
-class Scene:
+class BrokenRunServices:
     def __init__(self, parts: ServiceParts, services: Sequence[asyncio.Future[None]]) -> None:
         self.parts = parts
         self.call = parts.pipe.call
@@ -114,7 +114,7 @@ class Scene:
 
 
 @asynccontextmanager
-async def services(settings: Settings) -> AsyncIterator[Scene]:
+async def services(settings: Settings) -> AsyncIterator[BrokenRunServices]:
     orchestrating = asyncio.create_task(orchestrate(settings))
     try:
         async with (
@@ -122,7 +122,7 @@ async def services(settings: Settings) -> AsyncIterator[Scene]:
             working(settings, builtin_registry(settings)) as at_work,
         ):
             parts.store.ahead = None  # what is only made is not sent
-            yield Scene(parts, [orchestrating, at_work.crashed])
+            yield BrokenRunServices(parts, [orchestrating, at_work.crashed])
     finally:
         orchestrating.cancel()
         with suppress(asyncio.CancelledError):
@@ -130,7 +130,9 @@ async def services(settings: Settings) -> AsyncIterator[Scene]:
 
 
 @pytest.fixture
-async def scene(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
+async def scene(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[BrokenRunServices]:
     """All duties, often."""
     monkeypatch.setattr(orchestrator, "SWEEP_SECONDS", 0.1)
     monkeypatch.setattr(orchestrator, "BACKLOG_SECONDS", 0.0)
@@ -146,14 +148,16 @@ async def scene(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
         yield found
 
 
-async def damage_definition(scene: Scene, text: bytes) -> None:
+async def damage_definition(scene: BrokenRunServices, text: bytes) -> None:
     for key in await scene.call("KEYS", "wf:def:*"):
         await scene.call("SET", key, text)
 
 
 @pytest.mark.parametrize("how", ["gone", "of another kind", "nonsense"])
 @pytest.mark.parametrize("part", ["meta", "nodes", "deps", "out", "events"])
-async def test_a_damaged_run_does_not_stop_other_runs(scene: Scene, part: str, how: str) -> None:
+async def test_a_damaged_run_does_not_stop_other_runs(
+    scene: BrokenRunServices, part: str, how: str
+) -> None:
     await scene.submit("bad")
     key = f"wf:{{bad}}:{part}"
     await scene.until(lambda: scene.call("EXISTS", "wf:{bad}:nodes"))
@@ -168,7 +172,7 @@ async def test_a_damaged_run_does_not_stop_other_runs(scene: Scene, part: str, h
 
 @pytest.mark.parametrize("text", [b"", b"{}", b'{"name": "w", "nodes": [], "of_tomorrow": 1}'])
 async def test_an_unreadable_definition_does_not_stop_other_runs(
-    scene: Scene, redis_url: str, text: bytes
+    scene: BrokenRunServices, redis_url: str, text: bytes
 ) -> None:
     await scene.submit("bad", RETRIED_LATER)
     await damage_definition(scene, text)
@@ -182,7 +186,7 @@ async def test_an_unreadable_definition_does_not_stop_other_runs(
         await lost_and_failed_nodes_go_on(others)
 
 
-async def lost_and_failed_nodes_go_on(scene: Scene) -> None:
+async def lost_and_failed_nodes_go_on(scene: BrokenRunServices) -> None:
     """Of other runs, in the same looks as the one that is damaged."""
     store, clock = scene.parts.store, scene.parts.clock
     await store.create_many([Submit("lost", RETRIED, {}), Submit("failed", RETRIED, {})], clock())
@@ -220,7 +224,7 @@ async def test_a_damaged_run_does_not_block_the_archive(
     await world.hints.archived([ArchiveEntry(bad, world.now - 1.5 * RETENTION)])
     await world.archiver.retire()
     assert await world.snapshots.known([ended]) == set()
-    # It is said to be there whatever is left of it, and those that are lost are put back.
+    # It is said to be there whatever is left of it, and the lost ones are put back.
     await world.pipe.call("DEL", *[f"wf:{{{going_on}}}:{each}" for each in PARTS])
     world.now += RECOVERY
     assert await world.restorer.restore() == 1
@@ -251,7 +255,7 @@ async def test_a_parked_node_is_not_lost_if_an_old_wake_is_removed_late(redis_ur
         await agenda.delay([(now - 1, wake)])
         due = await agenda.due(now, 10)
         assert due == [(now - 1, wake)]
-        await agenda.delay([(now + 5, wake)])  # somebody else woke it, and it was parked again
+        await agenda.delay([(now + 5, wake)])  # another process woke it, and it was parked again
         await agenda.woken(due)
         assert await agenda.due(now + 6, 10) == [(now + 5, wake)]
         await agenda.woken([(now + 5, wake)])
@@ -264,7 +268,9 @@ def damaged(run_id: str, part: str = "events") -> list[tuple[str, ...]]:
     return [("DEL", key), ("SET", key, "junk")]
 
 
-async def test_nodes_claimed_beside_a_damaged_run_belong_to_the_worker(stage: Stage) -> None:
+async def test_nodes_claimed_beside_a_damaged_run_belong_to_the_worker(
+    stage: InterruptedRun,
+) -> None:
     ids = ["r0", "r1", "bad", "r2"]
     await stage.living.submit_many([Submit(run_id, RETRIED, {}) for run_id in ids])
     found = await stage.parts.pipe.call("XRANGE", stream_of("output"), "-", "+")
@@ -281,7 +287,7 @@ async def test_nodes_claimed_beside_a_damaged_run_belong_to_the_worker(stage: St
 
 
 class Settled:
-    """An inbox whose messages are nobody's concern."""
+    """An inbox whose messages do not matter."""
 
     has_more = False
 
@@ -289,7 +295,7 @@ class Settled:
         pass
 
 
-async def test_effects_decided_beside_a_damaged_run_are_carried_out(stage: Stage) -> None:
+async def test_effects_decided_beside_a_damaged_run_are_carried_out(stage: InterruptedRun) -> None:
     ids = ["r0", "bad", "r1"]
     await stage.living.submit_many([Submit(run_id, RETRIED, {}) for run_id in ids])
     await stage.parts.pipe.call("DEL", stream_of("output"))
@@ -304,7 +310,7 @@ async def test_effects_decided_beside_a_damaged_run_are_carried_out(stage: Stage
 
 
 async def test_results_in_one_message_with_an_inapplicable_result_are_applied(
-    scene: Scene,
+    scene: BrokenRunServices,
 ) -> None:
     store, clock = scene.parts.store, scene.parts.clock
     ids = ["bad", *(f"r{at}" for at in range(9))]
@@ -359,15 +365,15 @@ def results(run_id: str, token: Token) -> list[list[str | bytes]]:
         own = right | {"success": success, "token": "7.7.7"}
         wrong += [own | {name: j} for name in ("output", "error", "hints", "cache") for j in JUNK]
     for hint in ("chance", "after", "at_least"):
-        told = [f'{{"{hint}": {value}}}' for value in ('"nan"', "[]", "-1", "1e999", "true")]
-        wrong += [right | {"hints": text} for text in told]
+        reported = [f'{{"{hint}": {value}}}' for value in ('"nan"', "[]", "-1", "1e999", "true")]
+        wrong += [right | {"hints": text} for text in reported]
     wrong += [right | {"success": "1", "cache": f'["k", {value}]'} for value in ('"1"', "null")]
     wrong += [right | {"success": "1", "reads": j} for j in (*JUNK, '{"params": 1}', "[]")]
     wrong += [right | {"success": "1", "cache": "[1, 1]"}, right | {"more": '[["r"]]'}]
     return [[part for item in one.items() for part in item] for one in wrong]
 
 
-async def test_no_message_ends_an_orchestrator_or_stays_forever(scene: Scene) -> None:
+async def test_no_message_ends_an_orchestrator_or_stays_forever(scene: BrokenRunServices) -> None:
     await scene.parts.store.create_many([Submit("r", RETRIED, {})], scene.parts.clock())
     token = await scene.token("r")
     (claimed,) = await scene.parts.store.apply(
@@ -383,13 +389,13 @@ async def test_no_message_ends_an_orchestrator_or_stays_forever(scene: Scene) ->
     assert await scene.status("good") is RunStatus.COMPLETED
 
 
-async def is_settled(scene: Scene, stream: str, group: str) -> bool:
+async def is_settled(scene: BrokenRunServices, stream: str, group: str) -> bool:
     waiting = await scene.call("XLEN", stream)
     held = (await scene.call("XPENDING", stream, group))[0]
     return not waiting and not held
 
 
-async def test_no_message_ends_a_worker_or_stays_forever(scene: Scene) -> None:
+async def test_no_message_ends_a_worker_or_stays_forever(scene: BrokenRunServices) -> None:
     ids = [f"r{at}" for at in range(150)]
     submits = [Submit(run_id, RETRIED, {}) for run_id in ids]
     await scene.parts.store.create_many(submits, scene.parts.clock())
@@ -412,19 +418,21 @@ async def test_no_message_ends_a_worker_or_stays_forever(scene: Scene) -> None:
             sent += 1
     await scene.until(lambda: is_settled(scene, stream_of("output"), WORKERS))
     await scene.parts.orchestrator.timers.moved(ids, 1)
-    for run_id in ids:  # those that were dead letters are sent again, as they should be
+    for run_id in ids:  # the dead letters are sent again, as they should be
         assert await scene.status(run_id) in (RunStatus.COMPLETED, RunStatus.FAILED)
 
 
-async def test_a_result_that_a_script_cannot_apply_becomes_a_dead_letter(scene: Scene) -> None:
-    """And those that came with it are applied."""
+async def test_a_result_that_a_script_cannot_apply_becomes_a_dead_letter(
+    scene: BrokenRunServices,
+) -> None:
+    """And the results that came with it are applied."""
     await scene.parts.store.create_many([Submit("bad", RETRIED, {})], scene.parts.clock())
     await scene.call("DEL", "wf:{bad}:nodes")
     await scene.call("SET", "wf:{bad}:nodes", "junk")
-    told = Fail("bad", "a", Token(1, 1, 1), {"type": "E", "message": "m"})
+    reported = Fail("bad", "a", Token(1, 1, 1), {"type": "E", "message": "m"})
     await scene.submit("good")
     for _ in range(3):
-        await scene.call("XADD", RESULTS, "*", *result_fields(told))
+        await scene.call("XADD", RESULTS, "*", *result_fields(reported))
     assert await scene.status("good") is RunStatus.COMPLETED
     await scene.until(lambda: is_settled(scene, RESULTS, ORCHESTRATORS))
     letters = [orjson.loads(one) for one in await scene.call("LRANGE", DEAD, 0, -1)]
@@ -432,7 +440,7 @@ async def test_a_result_that_a_script_cannot_apply_becomes_a_dead_letter(scene: 
     assert all("WRONGTYPE" in letter["reason"] for letter in letters)
 
 
-async def test_a_malformed_stop_message_is_ignored(scene: Scene) -> None:
+async def test_a_malformed_stop_message_is_ignored(scene: BrokenRunServices) -> None:
     long = graph({"a": []}, a={"handler": "sleep", "config": {"seconds": 60}})
     await scene.submit("r", long)
     await scene.until(lambda: is_running(scene))
@@ -445,7 +453,7 @@ async def test_a_malformed_stop_message_is_ignored(scene: Scene) -> None:
     scene.check()
 
 
-async def is_running(scene: Scene) -> bool:
+async def is_running(scene: BrokenRunServices) -> bool:
     return bool(await scene.parts.store.running(["r"]))
 
 
@@ -453,7 +461,7 @@ async def is_running(scene: Scene) -> bool:
     ("who", "duty"), [(RedisLeases, "renew"), (WorkerRegistry, "beat"), (StopBroadcast, "next")]
 )
 async def test_a_worker_ends_when_one_of_its_duties_fails(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, who: type, duty: str
+    scene: BrokenRunServices, monkeypatch: pytest.MonkeyPatch, who: type, duty: str
 ) -> None:
     """One that renewed no leases any more would go on to claim, and lose all of it."""
 

@@ -43,7 +43,7 @@ SECONDS = 40.0
 numbers = itertools.count()
 
 
-class Stage:
+class CeleryServices:
     """A worker, and an orchestrator while a test runs."""
 
     def __init__(self, worker: CeleryWorker, url: str, broker: str | None = None) -> None:
@@ -54,15 +54,15 @@ class Stage:
         )
 
     @asynccontextmanager
-    async def led(self) -> AsyncIterator[Play]:
+    async def led(self) -> AsyncIterator[CeleryRuns]:
         async with connected(self.settings) as parts:
             leading = asyncio.create_task(orchestrate(self.settings))
-            yield Play(parts)
+            yield CeleryRuns(parts)
             leading.cancel()
             await asyncio.gather(leading, return_exceptions=True)
 
 
-class Play:
+class CeleryRuns:
     def __init__(self, parts: ServiceParts) -> None:
         self.parts = parts
         self.pipe = parts.pipe
@@ -93,7 +93,7 @@ class Play:
         return [one for one in await self.noted(ANSWERED) if one[0].startswith(f"{self.run_id}:")]
 
     async def answers(self, task_id: str) -> list[Any]:
-        return [told for named, _, told in await self.noted(ANSWERED) if named == task_id]
+        return [reported for named, _, reported in await self.noted(ANSWERED) if named == task_id]
 
     async def answer(self, task_id: str) -> Any:
         await until(lambda: self.answers(task_id))
@@ -122,17 +122,17 @@ def node(run: RunState, name: str = "n") -> NodeState:
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CeleryServices]:
     folder = tmp_path_factory.mktemp("celery")
     with (
         RedisServer() as redis,
         celery_worker(folder, redis.url, DOVETAIL_LEASE_SECONDS=LEASE) as worker,
     ):
-        yield Stage(worker, redis.url)
+        yield CeleryServices(worker, redis.url)
 
 
 @pytest.fixture
-async def play(stage: Stage) -> AsyncIterator[Play]:
+async def play(stage: CeleryServices) -> AsyncIterator[CeleryRuns]:
     async with stage.led() as play:
         yield play
 
@@ -140,7 +140,7 @@ async def play(stage: Stage) -> AsyncIterator[Play]:
 # ── what a handler is given, and what becomes of what it gives ───────────────────────────
 
 
-async def test_celery_has_the_same_params_inputs_progress_and_retries(play: Play) -> None:
+async def test_celery_has_the_same_params_inputs_progress_and_retries(play: CeleryRuns) -> None:
     run = await play.run(
         {"a": {}, "n": {"handler": "tells", "dependencies": ["a"], "config": {"of": "{{ a }}"}}},
         params={"p": 1},
@@ -152,12 +152,14 @@ async def test_celery_has_the_same_params_inputs_progress_and_retries(play: Play
     assert "node.progress" in events
 
 
-async def test_a_plain_function_runs_in_the_thread_that_celery_may_interrupt(play: Play) -> None:
+async def test_a_plain_function_runs_in_the_thread_that_celery_may_interrupt(
+    play: CeleryRuns,
+) -> None:
     run = await play.run({"n": {"handler": "thinks", "config": {"seconds": 0.1}}})
     assert node(run).output == "thought"
 
 
-async def test_inputs_that_are_too_large_for_a_message_are_fetched(play: Play) -> None:
+async def test_inputs_that_are_too_large_for_a_message_are_fetched(play: CeleryRuns) -> None:
     parents = {f"p{i}": {"handler": "input", "config": {"x": "y" * 40_000}} for i in range(2)}
     run = await play.run({**parents, "n": {"handler": "output", "dependencies": [*parents]}})
     assert len(node(run).output["p1"]["x"]) == 40_000
@@ -176,9 +178,9 @@ async def test_inputs_that_are_too_large_for_a_message_are_fetched(play: Play) -
     ],
 )
 async def test_a_soft_time_limit_is_the_timeout_of_the_node(
-    play: Play, handler: str, config: dict[str, Any]
+    play: CeleryRuns, handler: str, config: dict[str, Any]
 ) -> None:
-    """Whatever the handler is at: even one that lets nobody interrupt it has its node fail."""
+    """Whatever the handler is at: even one that cannot be interrupted has its node fail."""
     config = {"seconds": 3, **config}
     run = await play.run({"n": {"handler": handler, "config": config, "timeout_seconds": 0.3}})
     assert node(run).status is NodeStatus.FAILED
@@ -188,17 +190,17 @@ async def test_a_soft_time_limit_is_the_timeout_of_the_node(
     }
     assert len(await play.executed()) == 1
     await until(play.answered)
-    ((_, _, told),) = await play.answered()
-    # Who clings on is told of by the watch, and has nothing to say afterwards.
+    ((_, _, reported),) = await play.answered()
+    # The watch reports a handler that clings on, and has nothing to say afterwards.
     clings = "stubborn" in config or handler == "sleeps_in_the_loop"
-    assert told == ({"stopped": True} if clings else failed(node(run).error))
+    assert reported == ({"stopped": True} if clings else failed(node(run).error))
 
 
 def failed(error: Any) -> dict[str, Any]:
     return {"success": False, "error": error}
 
 
-async def test_a_handler_that_runs_longer_than_its_lease_keeps_the_lease(play: Play) -> None:
+async def test_a_handler_that_runs_longer_than_its_lease_keeps_the_lease(play: CeleryRuns) -> None:
     run = await play.run({"n": {"handler": "thinks", "config": {"seconds": float(LEASE) * 2}}})
     assert run.status is RunStatus.COMPLETED
     assert len(await play.executed()) == 1
@@ -209,7 +211,9 @@ async def test_a_handler_that_runs_longer_than_its_lease_keeps_the_lease(play: P
 
 
 @pytest.mark.parametrize("handler", ["cleans_up", "looks", "thinks"])
-async def test_a_cancel_reaches_a_running_handler(play: Play, stage: Stage, handler: str) -> None:
+async def test_a_cancel_reaches_a_running_handler(
+    play: CeleryRuns, stage: CeleryServices, handler: str
+) -> None:
     await play.begin({"n": {"handler": handler, "config": {"seconds": 30}}})
     await until(play.executed)
     await play.parts.orchestrator.apply([Cancel(play.run_id)])
@@ -229,10 +233,10 @@ async def test_a_cancel_reaches_a_running_handler(play: Play, stage: Stage, hand
 # ── messages that come twice, or are no messages ─────────────────────────────────────────
 
 
-async def test_a_duplicate_of_a_finished_node_returns_its_output(play: Play) -> None:
+async def test_a_duplicate_of_a_finished_node_returns_its_output(play: CeleryRuns) -> None:
     await play.run({"n": {}})
     await until(play.answered)
-    assert [told for _, _, told in await play.answered()] == [{"success": True}]
+    assert [reported for _, _, reported in await play.answered()] == [{"success": True}]
     message = message_of(play, task_of(play, await play.parts.store.load(play.run_id)))
     await play.send(message)
     again = orjson.loads(message)["headers"]["id"]
@@ -240,7 +244,7 @@ async def test_a_duplicate_of_a_finished_node_returns_its_output(play: Play) -> 
     assert len(await play.executed()) == 1
 
 
-async def test_a_duplicate_of_a_running_node_is_skipped(play: Play) -> None:
+async def test_a_duplicate_of_a_running_node_is_skipped(play: CeleryRuns) -> None:
     await play.begin({"n": {"config": {"seconds": 1}}})
     await until(play.executed)
     message = message_of(play, task_of(play, await play.parts.store.load(play.run_id)))
@@ -250,14 +254,14 @@ async def test_a_duplicate_of_a_running_node_is_skipped(play: Play) -> None:
     assert len(await play.executed()) == 1
 
 
-def task_of(play: Play, run: RunState, name: str = "n") -> Task:
+def task_of(play: CeleryRuns, run: RunState, name: str = "n") -> Task:
     place = run.graph.index[name]
     spec = run.graph.nodes[place]
     token = run.nodes[place].token
     return Task(run.id, name, token, spec.handler, {}, {}, {}, 60.0, node_index=place)
 
 
-def message_of(play: Play, task: Task) -> bytes:
+def message_of(play: CeleryRuns, task: Task) -> bytes:
     app = make_app(Settings(redis_url="redis://127.0.0.1:1", transport="celery"))
     return redis_message(Envelopes(app).made([task])[0])
 
@@ -289,10 +293,10 @@ def message_of(play: Play, task: Task) -> bytes:
     ],
 )
 async def test_a_malformed_task_becomes_a_dead_letter_and_the_next_task_runs(
-    play: Play, fields: dict[str, Any]
+    play: CeleryRuns, fields: dict[str, Any]
 ) -> None:
     await play.pipe.call("DEL", DEAD)
-    envelope = orjson.loads(message_of(play, TASK_OF_NOBODY))
+    envelope = orjson.loads(message_of(play, UNKNOWN_TASK))
     envelope["body"] = orjson.dumps([[], fields, {}]).decode()
     await play.send(orjson.dumps(envelope))
     await until(lambda: play.pipe.call("LLEN", DEAD))
@@ -303,12 +307,12 @@ async def test_a_malformed_task_becomes_a_dead_letter_and_the_next_task_runs(
 
 
 async def test_a_pickle_and_an_unknown_task_are_refused_and_the_worker_survives(
-    play: Play, stage: Stage, tmp_path: Path
+    play: CeleryRuns, stage: CeleryServices, tmp_path: Path
 ) -> None:
     """A pickle that is read would leave a file."""
     await play.pipe.call("DEL", DEAD)
     canary = tmp_path / "canary"
-    envelope = orjson.loads(message_of(play, TASK_OF_NOBODY))
+    envelope = orjson.loads(message_of(play, UNKNOWN_TASK))
     envelope["content-type"], envelope["content-encoding"] = (
         "application/x-python-serialize",
         "binary",
@@ -316,7 +320,7 @@ async def test_a_pickle_and_an_unknown_task_are_refused_and_the_worker_survives(
     envelope["properties"]["body_encoding"] = "base64"
     envelope["body"] = b64encode(pickle.dumps(Evil(str(canary)))).decode()
     await play.send(orjson.dumps(envelope))
-    stranger = orjson.loads(message_of(play, TASK_OF_NOBODY))
+    stranger = orjson.loads(message_of(play, UNKNOWN_TASK))
     stranger["headers"]["task"] = "somebody.elses"
     await play.send(orjson.dumps(stranger))
     assert (await play.run({"n": {}})).status is RunStatus.COMPLETED
@@ -350,11 +354,11 @@ async def test_a_pickle_and_an_unknown_task_are_refused_and_the_worker_survives(
     ],
 )
 async def test_a_malformed_message_does_not_end_a_worker(
-    play: Play, stage: Stage, change: dict[str, Any] | bytes
+    play: CeleryRuns, stage: CeleryServices, change: dict[str, Any] | bytes
 ) -> None:
     await play.pipe.call("DEL", DEAD)
     if isinstance(change, dict):
-        whole = orjson.loads(message_of(play, TASK_OF_NOBODY))
+        whole = orjson.loads(message_of(play, UNKNOWN_TASK))
         for name, value in change.items():
             whole[name] = {**whole[name], **value} if isinstance(value, dict) else value
         change = orjson.dumps(whole)
@@ -372,14 +376,14 @@ class Evil:
         return open, (self.path, "w")
 
 
-TASK_OF_NOBODY = Task("nobody", "n", Token(1, 1, 1), "plain", {}, {}, {}, 1.0, node_index=0)
+UNKNOWN_TASK = Task("nobody", "n", Token(1, 1, 1), "plain", {}, {}, {}, 1.0, node_index=0)
 
 
 # ── who knows a handler ──────────────────────────────────────────────────────────────────
 
 
 async def test_a_node_whose_handler_no_worker_has_waits_for_one(
-    play: Play, stage: Stage, tmp_path: Path
+    play: CeleryRuns, stage: CeleryServices, tmp_path: Path
 ) -> None:
     (tmp_path / "more.py").write_text(
         "from dovetail import handler\n@handler\nasync def special(config, ctx): return 'done'\n"
@@ -396,7 +400,7 @@ async def test_a_node_whose_handler_no_worker_has_waits_for_one(
 # ── limits ───────────────────────────────────────────────────────────────────────────────
 
 
-async def test_workers_share_a_rate_limit_and_park_the_nodes_above_it(play: Play) -> None:
+async def test_workers_share_a_rate_limit_and_park_the_nodes_above_it(play: CeleryRuns) -> None:
     await play.parts.pipe.call("DEL", "wf:limit:slowly")
     began = play.parts.clock()
     run = await play.run({f"n{i}": {"resource_tag": "slowly"} for i in range(6)})
@@ -409,7 +413,7 @@ async def test_workers_share_a_rate_limit_and_park_the_nodes_above_it(play: Play
 
 
 async def test_a_worker_announces_its_handlers_and_a_node_names_its_worker(
-    play: Play, stage: Stage
+    play: CeleryRuns, stage: CeleryServices
 ) -> None:
     pid = stage.worker.process.pid
     (one,) = [each for each in await WorkerRegistry(play.pipe).workers() if each["pid"] == pid]
@@ -422,7 +426,9 @@ async def test_a_worker_announces_its_handlers_and_a_node_names_its_worker(
     assert int(child) in stage.worker.pool()
 
 
-async def test_messages_at_the_broker_are_counted_by_handler(play: Play, stage: Stage) -> None:
+async def test_messages_at_the_broker_are_counted_by_handler(
+    play: CeleryRuns, stage: CeleryServices
+) -> None:
     async with watching(stage.settings, ["plain"]) as fleet:
         os.kill(stage.worker.process.pid, signal.SIGSTOP)
         try:

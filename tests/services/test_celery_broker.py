@@ -1,6 +1,6 @@
 """The orchestrators' end of Celery: messages as Celery makes them, and none that stays lost.
 
-Nobody works here but where a test says so: what is sent lies in the broker, to be looked at.
+No worker runs here unless a test says so: what is sent lies in the broker, to be looked at.
 """
 
 from __future__ import annotations
@@ -138,10 +138,12 @@ async def test_nodes_of_one_run_are_not_a_group(parts: ServiceParts) -> None:
 async def sender_of(parts: ServiceParts, url: str) -> AsyncIterator[CelerySender]:
     app = make_app(celery(url))
 
-    async def hands() -> int:
+    async def service_processes() -> int:
         return 4
 
-    async with CelerySender(app, RedisBroker(url, parts.pipe), parts.pipe, hands) as sender:
+    async with CelerySender(
+        app, RedisBroker(url, parts.pipe), parts.pipe, service_processes
+    ) as sender:
         yield sender
 
 
@@ -237,7 +239,7 @@ async def test_a_long_backlog_is_not_sent_again(redis_url: str) -> None:
 async def test_a_queue_that_was_emptied_is_published_again_while_its_run_moves(
     redis_url: str, tmp_path: Path
 ) -> None:
-    """One node runs all the time, so that nobody could say that the run is silent."""
+    """One node runs all the time, so that it cannot be said that the run is silent."""
     settings = celery(redis_url, lease_seconds=2)
     async with led(settings) as parts:
         nodes = [{"id": f"n{i}", "handler": "plain"} for i in range(10)]
@@ -358,14 +360,14 @@ def test_a_broken_blocking_connection_sends_again() -> None:
 def test_send_nowait_is_sent_immediately_and_costs_no_roundtrip(redis_url: str) -> None:
     pipe = SyncRedis(redis_url)
     done(pipe.call("PING"))
-    pipe.send_nowait([("RPUSH", "told", "a")])
+    pipe.send_nowait([("RPUSH", "reported", "a")])
     other = SyncRedis(redis_url)
-    while not done(other.call("LLEN", "told")):
+    while not done(other.call("LLEN", "reported")):
         pass
     other.close()
-    pipe.send_nowait([("RPUSH", "told", "b")])
-    pipe.enqueue([("RPUSH", "told", "c")])
-    assert done(pipe.call("LRANGE", "told", 0, -1)) == [b"a", b"b", b"c"]
+    pipe.send_nowait([("RPUSH", "reported", "b")])
+    pipe.enqueue([("RPUSH", "reported", "c")])
+    assert done(pipe.call("LRANGE", "reported", 0, -1)) == [b"a", b"b", b"c"]
     assert pipe.roundtrips == 2
     pipe.flush_acks()  # nothing is left to wait for
     pipe.close()
@@ -376,28 +378,28 @@ def test_send_nowait_over_a_broken_connection_is_sent_again() -> None:
         pipe = SyncRedis(server.url, patience=20)
         done(pipe.call("PING"))
         server.stop()
-        pipe.send_nowait([("RPUSH", "told", "a")])
-        pipe.send_nowait([("RPUSH", "told", "b")])
+        pipe.send_nowait([("RPUSH", "reported", "a")])
+        pipe.send_nowait([("RPUSH", "reported", "b")])
         server.start()
         pipe.flush_acks()
-        assert done(pipe.call("LRANGE", "told", 0, -1)) == [b"a", b"b"]
+        assert done(pipe.call("LRANGE", "reported", 0, -1)) == [b"a", b"b"]
         server.stop()
-        pipe.send_nowait([("RPUSH", "told", "c")])
+        pipe.send_nowait([("RPUSH", "reported", "c")])
         server.start()
-        assert done(pipe.call("LINDEX", "told", -1)) == b"c"
+        assert done(pipe.call("LINDEX", "reported", -1)) == b"c"
         pipe.close()
 
 
 def test_a_refused_send_nowait_is_sent_again(redis_url: str) -> None:
     pipe = SyncRedis(redis_url)
-    done(pipe.call("SET", "told", "in the way"))
-    pipe.send_nowait([("RPUSH", "told", "a")])
-    assert done(pipe.call("GET", "told")) == b"in the way"
+    done(pipe.call("SET", "reported", "in the way"))
+    pipe.send_nowait([("RPUSH", "reported", "a")])
+    assert done(pipe.call("GET", "reported")) == b"in the way"
     with pytest.raises(RedisError, match="refused"):
         pipe.flush_acks()
-    done(pipe.call("DEL", "told"))
+    done(pipe.call("DEL", "reported"))
     pipe.flush_acks()
-    assert done(pipe.call("LRANGE", "told", 0, -1)) == [b"a"]
+    assert done(pipe.call("LRANGE", "reported", 0, -1)) == [b"a"]
     pipe.close()
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from dovetail.core.states import RunStatus
 
-from ..faults.nursery import Nursery
+from ..faults.process_forker import ProcessForker
 from ..servers.redis_server import RedisServer
 from .faults.celery_stage import CELERY_FAULTS, IMPATIENT_POOL, JOBS, CeleryStage
 from .faults.side_file import executions
@@ -33,17 +33,17 @@ NewStage = Callable[[], CeleryStage]
 
 
 @pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    with Nursery(JOBS, tmp_path_factory.mktemp("told")) as nursery:
-        yield nursery
+def process_forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessForker]:
+    with ProcessForker(JOBS, tmp_path_factory.mktemp("reported")) as process_forker:
+        yield process_forker
 
 
 @pytest.fixture
-def new_stage(nursery: Nursery, tmp_path: Path) -> Iterator[NewStage]:
+def new_stage(process_forker: ProcessForker, tmp_path: Path) -> Iterator[NewStage]:
     print(f"FAULTS_SEED={SEED}")  # shown when the test fails
     with RedisServer(fsync="always") as redis, RedisServer(fsync="always") as broker:
-        yield lambda: CeleryStage(tmp_path, redis, broker, nursery, SEED, IMPATIENT_POOL)
-        nursery.clear()
+        yield lambda: CeleryStage(tmp_path, redis, broker, process_forker, SEED, IMPATIENT_POOL)
+        process_forker.clear()
 
 
 async def test_nodes_of_a_dead_worker_or_pool_process_start_again_within_the_lease(

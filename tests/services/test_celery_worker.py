@@ -58,7 +58,7 @@ async def test_a_terminated_worker_finishes_its_running_nodes_and_takes_no_more(
         with celery_worker(tmp_path, redis_url, **LEASE) as worker:
             await parts.orchestrator.submit(submission("r", "plain", 1.0, 6))
             await begun(parts, 2)
-            assert await asyncio.to_thread(worker.terminate) == 0, worker.told()
+            assert await asyncio.to_thread(worker.terminate) == 0, worker.reported()
             assert len(await executed(parts)) == 2
             assert await WorkerRegistry(parts.pipe).workers() == []
 
@@ -78,7 +78,7 @@ async def test_a_terminated_worker_finishes_its_running_nodes_and_takes_no_more(
 async def test_a_cancel_is_received_immediately_and_nodes_that_outlast_the_drain_are_handed_back(
     redis_url: str, tmp_path: Path
 ) -> None:
-    """With leases so long that nobody would learn of either by one that runs out."""
+    """With leases so long that neither is learnt from one that runs out."""
     settings = Settings(redis_url=redis_url, transport="celery", lease_seconds=60)
     async with led(settings) as parts:
         how = {"DOVETAIL_DRAIN_SECONDS": "0.3", "DOVETAIL_LEASE_SECONDS": "60"}
@@ -92,7 +92,7 @@ async def test_a_cancel_is_received_immediately_and_nodes_that_outlast_the_drain
             for handler in ("cleans_up", "thinks"):
                 await parts.orchestrator.submit(submission(handler, handler, 300))
             await begun(parts, 3)
-            assert await asyncio.to_thread(worker.terminate) == 0, worker.told()
+            assert await asyncio.to_thread(worker.terminate) == 0, worker.reported()
         for handler in ("cleans_up", "thinks"):
             assert (await parts.store.load(handler)).nodes[0].status is NodeStatus.QUEUED
             assert "node.lost" in [event.type async for event in so_far(parts, handler)]
@@ -118,12 +118,12 @@ async def test_celery_itself_starts_inspects_and_scales_a_worker(
             await parts.orchestrator.submit(submission("r", "plain", 0.2, 12))
             assert (await ended(parts, "r")).status is RunStatus.COMPLETED
             app = make_app(settings)
-            told = await asyncio.to_thread(lambda: app.control.inspect(timeout=5).registered())
-            (registered,) = told.values()
+            reported = await asyncio.to_thread(lambda: app.control.inspect(timeout=5).registered())
+            (registered,) = reported.values()
             assert "dovetail.execute_node" in registered
             assert len({pid for *_, pid in await executed(parts)}) > 1, "it did not scale"
-            assert await asyncio.to_thread(worker.terminate) == 0, worker.told()
-    assert "dovetail.execute_node" in worker.told()
+            assert await asyncio.to_thread(worker.terminate) == 0, worker.reported()
+    assert "dovetail.execute_node" in worker.reported()
 
 
 async def test_a_thread_pool_and_a_solo_pool_work_too(redis_url: str, tmp_path: Path) -> None:

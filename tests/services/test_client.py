@@ -11,11 +11,11 @@ from dovetail import Conflict, Dovetail, DovetailError, InvalidDefinition, NotFo
 from dovetail.client import REDIS_SCHEMES
 
 from ..servers.server import free_port
-from .hands import Hands
+from .service_processes import ServiceProcesses
 
 SECONDS = 20.0
 
-pytestmark = pytest.mark.parametrize("hands", ["redis"], indirect=True)
+pytestmark = pytest.mark.parametrize("service_processes", ["redis"], indirect=True)
 
 
 def flow(name: str, *nodes: dict[str, Any], **fields: Any) -> dict[str, Any]:
@@ -26,8 +26,10 @@ def until(file: str) -> dict[str, Any]:
     return {"id": "a", "handler": "until", "config": {"file": file}}
 
 
-async def test_the_methods_are_those_of_the_embedded_engine(hands: Hands) -> None:
-    async with Dovetail(hands.redis_url) as dt, asyncio.timeout(SECONDS):
+async def test_the_methods_are_those_of_the_embedded_engine(
+    service_processes: ServiceProcesses,
+) -> None:
+    async with Dovetail(service_processes.redis_url) as dt, asyncio.timeout(SECONDS):
         made = await dt.register(flow("calls"))
         assert (made.version, made.created) == (1, True)
         run = await dt.run("calls", {"x": 1}, timeout=SECONDS)
@@ -48,8 +50,8 @@ async def test_the_methods_are_those_of_the_embedded_engine(hands: Hands) -> Non
         assert (done.counts, len(done.runs)) == ({"COMPLETED": 5}, 5)
 
 
-async def test_a_run_is_followed_cancelled_and_retried(hands: Hands) -> None:
-    async with Dovetail(hands.redis_url) as dt, asyncio.timeout(SECONDS):
+async def test_a_run_is_followed_cancelled_and_retried(service_processes: ServiceProcesses) -> None:
+    async with Dovetail(service_processes.redis_url) as dt, asyncio.timeout(SECONDS):
         run = await dt.trigger(flow("followed", until("followed")))
         with pytest.raises(TimeoutError, match="it goes on"):
             await dt.wait(run.run_id, timeout=0.1)
@@ -61,17 +63,22 @@ async def test_a_run_is_followed_cancelled_and_retried(hands: Hands) -> None:
         assert types[-1] == "run.cancelled"
         with pytest.raises(Conflict, match="dovetail orchestrator"):
             await dt.resume(run.run_id)
-        hands.touch("followed")
+        service_processes.touch("followed")
         assert (await dt.retry(run.run_id)).epoch == 2
         assert (await dt.wait(run.run_id)).status == "COMPLETED"
 
 
-async def test_given_handlers_are_known_and_run_on_workers(hands: Hands) -> None:
+async def test_given_handlers_are_known_and_run_on_workers(
+    service_processes: ServiceProcesses,
+) -> None:
     @handler("mine_alone", max_retries=4)
     async def mine_alone(config: Any, ctx: Any) -> None:
         raise AssertionError("nothing runs here")
 
-    async with Dovetail(hands.redis_url, handlers=mine_alone) as dt, asyncio.timeout(SECONDS):
+    async with (
+        Dovetail(service_processes.redis_url, handlers=mine_alone) as dt,
+        asyncio.timeout(SECONDS),
+    ):
         run = await dt.trigger(flow("mine", {"id": "a", "handler": "mine_alone"}))
         await asyncio.sleep(0.2)
         assert (await dt.get_run(run.run_id)).nodes["a"].status == "QUEUED"
@@ -82,39 +89,45 @@ async def test_given_handlers_are_known_and_run_on_workers(hands: Hands) -> None
             await dt.get_run("f" * 32)
 
 
-async def test_a_waiting_call_on_redis_gets_an_error_when_the_client_closes(hands: Hands) -> None:
-    async with Dovetail(hands.redis_url) as dt:
+async def test_a_waiting_call_on_redis_gets_an_error_when_the_client_closes(
+    service_processes: ServiceProcesses,
+) -> None:
+    async with Dovetail(service_processes.redis_url) as dt:
         run = await dt.trigger(flow("left", {"id": "a", "handler": "sleep", "config": LONG}))
         waiting = asyncio.ensure_future(dt.wait(run.run_id))
         await asyncio.sleep(0.1)
     with pytest.raises(DovetailError, match="the block was left"):
         await asyncio.wait_for(waiting, SECONDS)
-    async with Dovetail(hands.redis_url) as dt:
+    async with Dovetail(service_processes.redis_url) as dt:
         await dt.cancel(run.run_id)
 
 
 LONG = {"seconds": 60}
 
 
-async def test_an_unreachable_redis_is_reported_without_its_password(hands: Hands) -> None:
+async def test_an_unreachable_redis_is_reported_without_its_password(
+    service_processes: ServiceProcesses,
+) -> None:
     url = f"redis://:hunter2@127.0.0.1:{free_port()}/0"
     assert "hunter2" not in repr(Dovetail(url))
-    with pytest.raises(DovetailError, match="Redis cannot be reached") as told:
+    with pytest.raises(DovetailError, match="Redis cannot be reached") as raised:
         async with Dovetail(url):
             raise AssertionError
-    assert "hunter2" not in str(told.value)
+    assert "hunter2" not in str(raised.value)
 
 
 def test_the_environment_alone_does_not_select_redis(
-    hands: Hands, monkeypatch: pytest.MonkeyPatch
+    service_processes: ServiceProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("DOVETAIL_REDIS_URL", hands.redis_url)
+    monkeypatch.setenv("DOVETAIL_REDIS_URL", service_processes.redis_url)
     assert "dovetail.db" in repr(Dovetail())
     assert "path.db" in repr(Dovetail("path.db"))
-    assert repr(Dovetail(redis_url=hands.redis_url)) == repr(Dovetail(hands.redis_url))
+    assert repr(Dovetail(redis_url=service_processes.redis_url)) == repr(
+        Dovetail(service_processes.redis_url)
+    )
     for scheme in REDIS_SCHEMES:
         host = "" if scheme == "unix" else "host"
         shown = repr(Dovetail(f"{scheme}://me:pw@{host}/1?client_name=hidden"))
         assert f"'{scheme}://{host}/1'" in shown
     with pytest.raises(TypeError, match="two places"):
-        Dovetail(hands.redis_url, redis_url=hands.redis_url)
+        Dovetail(service_processes.redis_url, redis_url=service_processes.redis_url)

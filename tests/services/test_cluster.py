@@ -1,7 +1,7 @@
 """On a Redis Cluster: every command touches one slot, over the whole life of runs.
 
 Where one node has all slots nothing has to be redirected, but it refuses whatever touches two. It
-also counts what it refuses, so that an error that somebody swallows is found as well. What several
+also counts what it refuses, so that an error that the code swallows is found as well. What several
 nodes are for themselves is in test_cluster_nodes.py.
 """
 

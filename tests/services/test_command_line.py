@@ -12,7 +12,7 @@ import pytest
 
 from ..cli.conftest import Outcome, Shell, command, shell
 from ..servers.server import free_port
-from .hands import Hands
+from .service_processes import ServiceProcesses
 
 __all__ = ["command", "shell"]
 
@@ -26,7 +26,7 @@ nodes:
   - {{id: b, handler: {handler}, dependencies: [a], config: {{file: {name}}}}}
 """
 
-pytestmark = pytest.mark.parametrize("hands", ["redis"], indirect=True)
+pytestmark = pytest.mark.parametrize("service_processes", ["redis"], indirect=True)
 
 
 class Asking:
@@ -60,14 +60,14 @@ class Asking:
 
 @pytest.fixture
 def asking(
-    hands: Hands,
+    service_processes: ServiceProcesses,
     shell: Shell,
     command: Callable[..., Outcome],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Asking:
-    for name, value in hands.env.items():
+    for name, value in service_processes.env.items():
         monkeypatch.setenv(name, value)
-    return Asking(shell, command, hands.env)
+    return Asking(shell, command, service_processes.env)
 
 
 def test_validate_knows_the_handlers_that_workers_announced(asking: Asking) -> None:
@@ -96,7 +96,7 @@ def test_handlers_lists_the_handlers_that_workers_announced(asking: Asking) -> N
 
 
 def test_a_workflow_is_registered_and_triggered_and_its_run_is_shown(
-    asking: Asking, hands: Hands
+    asking: Asking, service_processes: ServiceProcesses
 ) -> None:
     path = asking.write("inquired", "needs")
     assert "version 1, registered" in asking("workflows", "register", path).out
@@ -113,13 +113,15 @@ def test_a_workflow_is_registered_and_triggered_and_its_run_is_shown(
     assert asking.json("runs", "events", short)[-1]["type"] == "run.failed"
     assert asking.json("runs", "verify", short)["items"][0]["divergences"] == []
     assert asking.json("runs", "retry", short, "--dry-run") == {"rerun": ["b"], "reuse": ["a"]}
-    hands.touch("inquired")
+    service_processes.touch("inquired")
     again = json.loads(asking.dispatch_effects("runs", "retry", short, "--json").out)
     assert (again["status"], again["epoch"]) == ("COMPLETED", 2)
     assert asking.json("runs", "results", short)["outputs"]["b"] == "found"
 
 
-def test_a_trigger_does_not_wait_and_has_the_shape_of_the_api(asking: Asking, hands: Hands) -> None:
+def test_a_trigger_does_not_wait_and_has_the_shape_of_the_api(
+    asking: Asking, service_processes: ServiceProcesses
+) -> None:
     asking("workflows", "register", asking.write("waits", "until"))
     made = asking.json("trigger", "waits", "--idempotency-key", "k")
     assert list(made) == ["run_id", "status", "workflow", "version", "created_at"]
@@ -132,16 +134,18 @@ def test_a_trigger_does_not_wait_and_has_the_shape_of_the_api(asking: Asking, ha
     assert "dovetail orchestrator" in refused.err
     cancelled = asking.json("runs", "cancel", made["run_id"])
     assert cancelled["status"] == "CANCELLED"
-    hands.touch("waits")
+    service_processes.touch("waits")
     detached = asking("runs", "retry", made["run_id"], "--detach").out
     assert "follow it with:  dovetail runs watch" in detached
     assert "COMPLETED" in asking.dispatch_effects("runs", "watch", made["run_id"]).out
 
 
-def test_ctrl_c_ends_a_watch_but_not_the_run(asking: Asking, hands: Hands) -> None:
+def test_ctrl_c_ends_a_watch_but_not_the_run(
+    asking: Asking, service_processes: ServiceProcesses
+) -> None:
     asking("workflows", "register", asking.write("looked", "until"))
     run_id = asking.json("trigger", "looked")["run_id"]
-    looking = asking.shell.start("runs", "watch", run_id, **hands.env)
+    looking = asking.shell.start("runs", "watch", run_id, **service_processes.env)
     assert looking.stdout is not None
     looking.stdout.readline()
     looking.send_signal(signal.SIGINT)
@@ -151,24 +155,26 @@ def test_ctrl_c_ends_a_watch_but_not_the_run(asking: Asking, hands: Hands) -> No
     shown = asking("runs", "show", run_id).out
     assert "RUNNING" in shown
     assert "driven by  orchestrators" in shown
-    hands.touch("looked")
+    service_processes.touch("looked")
 
 
 def test_the_services_run_a_batch_and_the_same_command_continues_it(
-    asking: Asking, hands: Hands
+    asking: Asking, service_processes: ServiceProcesses
 ) -> None:
     words = ["batch", asking.write("lines", "needs"), "--items", "items.jsonl"]
     asking.shell.write("items.jsonl", "".join(f'{{"n": {n}}}\n' for n in range(20)))
     assert "20 failed" in asking.dispatch_effects(*words, code=1).out
-    hands.touch("lines")
+    service_processes.touch("lines")
     again = asking.dispatch_effects(*words, "--retry-failed", "--json")
     assert json.loads(again.out)["counts"] == {"COMPLETED": 20}
 
 
-def test_ctrl_c_ends_a_batch_command_but_none_of_its_runs(asking: Asking, hands: Hands) -> None:
+def test_ctrl_c_ends_a_batch_command_but_none_of_its_runs(
+    asking: Asking, service_processes: ServiceProcesses
+) -> None:
     words = ["batch", asking.write("held", "until"), "--items", "items.jsonl"]
     asking.shell.write("items.jsonl", '{"n": 1}\n' * 3)
-    running = asking.shell.start(*words, **hands.env)
+    running = asking.shell.start(*words, **service_processes.env)
     assert running.stdout is not None
     assert running.stdout.readline().startswith(b"RUNNING batch")
     asking.shell.wait_for(lambda: len(asking.json("runs", "list", *HELD)["items"]) == 3, "3 runs")
@@ -177,7 +183,7 @@ def test_ctrl_c_ends_a_batch_command_but_none_of_its_runs(asking: Asking, hands:
     assert running.returncode == 130
     assert b"what was made goes on without this view; make the rest with:" in out
     assert len(asking.json("runs", "list", *HELD, "--status", "RUNNING")["items"]) == 3
-    hands.touch("held")
+    service_processes.touch("held")
     assert json.loads(asking.dispatch_effects(*words, "--json").out)["counts"] == {"COMPLETED": 3}
 
 
@@ -208,10 +214,12 @@ def test_an_unreachable_redis_is_reported_in_one_line(
     assert "hunter2" not in done.err
 
 
-def test_run_is_embedded_even_if_redis_is_configured(hands: Hands, tmp_path: Path) -> None:
+def test_run_is_embedded_even_if_redis_is_configured(
+    service_processes: ServiceProcesses, tmp_path: Path
+) -> None:
     shell = Shell(tmp_path)
     flow = FLOW.format(name="here", handler="output")
     shell.write("here.yaml", flow.replace(", config: {file: here}", ""))
-    done = shell("run", "here.yaml", "--json", **hands.env)
+    done = shell("run", "here.yaml", "--json", **service_processes.env)
     assert json.loads(done.out)["status"] == "COMPLETED"
     assert (tmp_path / ".dovetail").exists()

@@ -25,21 +25,23 @@ from dovetail.stores.redis.store import keys_of
 from dovetail.wiring.distributed import ARCHIVE, commanding
 
 from ..servers.server import free_port
-from .hands import Hands
+from .service_processes import ServiceProcesses
 
 SECONDS = 20.0
-BOTH = pytest.mark.parametrize("hands", ["redis", "redis and postgres"], indirect=True)
-ARCHIVED = pytest.mark.parametrize("hands", ["redis and postgres"], indirect=True)
+BOTH = pytest.mark.parametrize("service_processes", ["redis", "redis and postgres"], indirect=True)
+ARCHIVED = pytest.mark.parametrize("service_processes", ["redis and postgres"], indirect=True)
 PATIENT = {"type": "object", "required": ["n"], "properties": {"n": {"type": "integer"}}}
 
 
-def settings_of(hands: Hands, **more: Any) -> Settings:
-    return Settings(redis_url=hands.redis_url, database_url=hands.database_url, **more)
+def settings_of(service_processes: ServiceProcesses, **more: Any) -> Settings:
+    return Settings(
+        redis_url=service_processes.redis_url, database_url=service_processes.database_url, **more
+    )
 
 
 @pytest.fixture
-async def commands(hands: Hands) -> AsyncIterator[Commands]:
-    async with commanding(settings_of(hands)) as found, asyncio.timeout(SECONDS):
+async def commands(service_processes: ServiceProcesses) -> AsyncIterator[Commands]:
+    async with commanding(settings_of(service_processes)) as found, asyncio.timeout(SECONDS):
         yield found
 
 
@@ -56,8 +58,8 @@ async def run_of(commands: Commands, *given: Any, **more: Any) -> RunState:
     return await commands.wait((await commands.trigger(*given, **more)).run_id)
 
 
-async def started(hands: Hands, run_id: str) -> None:
-    while not hands.executions(run_id):
+async def started(service_processes: ServiceProcesses, run_id: str) -> None:
+    while not service_processes.executions(run_id):
         await asyncio.sleep(0.02)
 
 
@@ -86,13 +88,13 @@ async def test_workflows_have_versions_and_aliases_and_can_be_deleted(commands: 
 
 @BOTH
 async def test_a_workflow_is_not_deleted_while_it_has_an_unfinished_run(
-    commands: Commands, hands: Hands
+    commands: Commands, service_processes: ServiceProcesses
 ) -> None:
     await commands.register(flow("busy", until("busy")))
     run_id = (await commands.trigger("busy")).run_id
     with pytest.raises(Conflict, match="1 run not finished yet"):
         await commands.delete_workflow("busy")
-    hands.touch("busy")
+    service_processes.touch("busy")
     await commands.wait(run_id)
     await commands.delete_workflow("busy")
     assert (await commands.get_run(run_id))["status"] == "COMPLETED"
@@ -148,10 +150,10 @@ async def test_a_run_is_created_executed_and_read(commands: Commands) -> None:
 
 @BOTH
 async def test_a_running_run_is_shown_with_its_current_state(
-    commands: Commands, hands: Hands
+    commands: Commands, service_processes: ServiceProcesses
 ) -> None:
     run_id = (await commands.trigger(flow("seen", until("seen")))).run_id
-    await started(hands, run_id)
+    await started(service_processes, run_id)
     assert await ids(commands, workflow="seen", status="RUNNING") == [run_id]
     assert await commands.owner(run_id) == "elsewhere"
     (why,) = (await commands.explain(run_id))["nodes"]
@@ -160,23 +162,23 @@ async def test_a_running_run_is_shown_with_its_current_state(
         await commands.results(run_id)
     with pytest.raises(Conflict, match="dovetail orchestrator"):
         await commands.resume(run_id)
-    hands.touch("seen")
+    service_processes.touch("seen")
     await commands.wait(run_id)
 
 
 @BOTH
 async def test_a_cancel_reaches_the_handler_and_a_retry_continues_the_run(
-    commands: Commands, hands: Hands
+    commands: Commands, service_processes: ServiceProcesses
 ) -> None:
     name = "never-seen"
     run_id = (await commands.trigger(flow("stopped", until(name)))).run_id
-    await started(hands, run_id)
+    await started(service_processes, run_id)
     assert (await commands.cancel(run_id)).status == "CANCELLED"
     with pytest.raises(Conflict):
         await commands.cancel(run_id)
     assert await ids(commands, workflow="stopped", status="CANCELLED") == [run_id]
     assert await commands.plan_retry(run_id) == {"rerun": ["a"], "reuse": []}
-    hands.touch(name)
+    service_processes.touch(name)
     assert (await commands.retry(run_id)).epoch == 2
     assert (await commands.wait(run_id)).status == "COMPLETED"
     assert await ids(commands, workflow="stopped", status="CANCELLED") == []
@@ -242,7 +244,7 @@ asyncio.run(main())
 
 @BOTH
 async def test_fifty_concurrent_requests_from_two_processes_create_one_run(
-    commands: Commands, hands: Hands, tmp_path: Path
+    commands: Commands, service_processes: ServiceProcesses, tmp_path: Path
 ) -> None:
     await commands.register(flow("crowd"))
     script = tmp_path / "crowd.py"
@@ -250,7 +252,7 @@ async def test_fifty_concurrent_requests_from_two_processes_create_one_run(
     crowd = [
         subprocess.Popen(
             [sys.executable, script],
-            env={**os.environ, **hands.env},
+            env={**os.environ, **service_processes.env},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -278,7 +280,7 @@ async def die(self, submits, now=None):
 async def main():
     DistributedOrchestrator.submit_many = die
     async with commanding(load_settings()) as commands:
-        # Long ago, so that nobody waits for its maker any more.
+        # Long ago, so that no process waits for its maker any more.
         object.__setattr__(commands, "clock", lambda: time.time() - 100)
         commands.orchestrator._clock = commands.clock
         await commands.{call}
@@ -288,15 +290,15 @@ asyncio.run(main())
 
 
 async def accepted_by_who_dies(
-    hands: Hands, folder: Path, call: str, killed: str = KILLED
+    service_processes: ServiceProcesses, folder: Path, call: str, killed: str = KILLED
 ) -> list[str]:
-    """The runs that somebody asked for who is killed before they are made."""
+    """The runs of a caller that is killed before they are made."""
     script = folder / "killed.py"
     script.write_text(textwrap.dedent(killed.replace("{call}", call)))
     done = await asyncio.to_thread(
         subprocess.run,
         [sys.executable, script],
-        env={**os.environ, **hands.env},
+        env={**os.environ, **service_processes.env},
         stdout=subprocess.PIPE,
         text=True,
         check=False,
@@ -314,12 +316,14 @@ async def accepted_by_who_dies(
     ],
 )
 async def test_a_run_whose_trigger_process_died_is_created(
-    commands: Commands, hands: Hands, tmp_path: Path, call: str
+    commands: Commands, service_processes: ServiceProcesses, tmp_path: Path, call: str
 ) -> None:
     await commands.register(flow("left"))
-    accepted = await accepted_by_who_dies(hands, tmp_path, call)
-    if hands.database_url is not None:  # a new one looks at once, the others within a minute
-        hands.start("orchestrator")
+    accepted = await accepted_by_who_dies(service_processes, tmp_path, call)
+    if (
+        service_processes.database_url is not None
+    ):  # a new one looks at once, the others within a minute
+        service_processes.start("orchestrator")
     while True:
         try:
             made = [await commands.wait(run_id) for run_id in accepted]
@@ -339,11 +343,11 @@ async def test_a_run_whose_trigger_process_died_is_created(
     ],
 )
 async def test_a_repeated_trigger_immediately_creates_the_pending_run(
-    commands: Commands, hands: Hands, tmp_path: Path, call: str
+    commands: Commands, service_processes: ServiceProcesses, tmp_path: Path, call: str
 ) -> None:
     await commands.register(flow("asked", max_concurrency=len(call)))  # one for each call
     just_now = KILLED.replace("- 100", "- 0")
-    accepted = await accepted_by_who_dies(hands, tmp_path, call, just_now)
+    accepted = await accepted_by_who_dies(service_processes, tmp_path, call, just_now)
     if "trigger" in call:
         again = await commands.trigger("asked", {"x": 0}, idempotency_key="k")
         assert (again.run_id, again.created) == (accepted[0], False)
@@ -368,12 +372,18 @@ async def test_a_repeated_trigger_immediately_creates_the_pending_run(
     ],
 )
 async def test_a_pending_run_is_created_from_the_first_request(
-    commands: Commands, hands: Hands, tmp_path: Path, call: str, becomes: dict[str, Any]
+    commands: Commands,
+    service_processes: ServiceProcesses,
+    tmp_path: Path,
+    call: str,
+    becomes: dict[str, Any],
 ) -> None:
     name = f"{call[:5]}-{next(iter(becomes))}"  # one for each call
     first = await commands.register(flow(name))
     just_now = KILLED.replace("- 100", "- 0")
-    accepted = await accepted_by_who_dies(hands, tmp_path, call.replace("NAME", name), just_now)
+    accepted = await accepted_by_who_dies(
+        service_processes, tmp_path, call.replace("NAME", name), just_now
+    )
     await commands.register(flow(name, **becomes))
     if "trigger" in call:
         again = await commands.trigger(name, {"x": 0}, idempotency_key="k")
@@ -392,14 +402,16 @@ async def test_a_pending_run_is_created_from_the_first_request(
 
 
 @BOTH
-async def test_a_batch_is_created_completely_and_counted(commands: Commands, hands: Hands) -> None:
+async def test_a_batch_is_created_completely_and_counted(
+    commands: Commands, service_processes: ServiceProcesses
+) -> None:
     needs = {"id": "a", "handler": "needs", "config": {"file": "{{ params.file }}"}}
     await commands.register(flow("batched", needs))
     with pytest.raises(InvalidParams) as caught:
         await commands.batch("batched", [{"file": "x"}, 3])  # type: ignore[list-item]
     assert caught.value.problems[0].path == "items[1]"
     assert await ids(commands, workflow="batched") == []
-    hands.touch("there")
+    service_processes.touch("there")
     files = ["there", "missing", "there"]
     made = await commands.batch("batched", [{"file": file} for file in files], idempotency_key="b")
     again = await commands.batch("batched", [{"file": file} for file in files], idempotency_key="b")
@@ -412,7 +424,7 @@ async def test_a_batch_is_created_completely_and_counted(commands: Commands, han
     assert await ids(commands, batch=made["batch_id"], status="FAILED") == [
         batch["runs"][1]["run_id"]
     ]
-    hands.touch("missing")
+    service_processes.touch("missing")
     await commands.retry_batch(made["batch_id"])
     batch = await commands.wait_batch(made["batch_id"])
     assert batch["counts"] == {"COMPLETED": 3}
@@ -446,13 +458,15 @@ async def test_a_batch_of_five_hundred_costs_few_roundtrips(commands: Commands) 
 
 
 @BOTH
-async def test_rate_limits_are_shared_by_all_processes(commands: Commands, hands: Hands) -> None:
+async def test_rate_limits_are_shared_by_all_processes(
+    commands: Commands, service_processes: ServiceProcesses
+) -> None:
     assert (await commands.rate_limit("new"))["rate_per_second"] == 10.0
     await commands.set_rate_limit("shared", 2.5, 3)
     with pytest.raises(InvalidParams):
         await commands.set_rate_limit("shared", 0, 3)
     rates = {"mine": RateLimit(rate_per_second=7, burst=2), "shared": RateLimit()}
-    async with commanding(settings_of(hands, rate_limits=rates)) as others:
+    async with commanding(settings_of(service_processes, rate_limits=rates)) as others:
         shown = await others.rate_limit("shared")
         assert shown == {"tag": "shared", "rate_per_second": 2.5, "burst": 3}
         items = (await others.rate_limits())["items"]
@@ -472,12 +486,12 @@ async def forget(commands: Commands, run_id: str) -> None:
 
 @ARCHIVED
 async def test_a_run_that_redis_dropped_is_read_from_the_archive(
-    commands: Commands, hands: Hands
+    commands: Commands, service_processes: ServiceProcesses
 ) -> None:
     run = await run_of(commands, flow("dropped"))
     seen = [await question(commands, run.id) for question in QUESTIONS]
     await forget(commands, run.id)
-    async with commanding(settings_of(hands)) as others:
+    async with commanding(settings_of(service_processes)) as others:
         assert [await question(others, run.id) for question in QUESTIONS] == seen
         assert [event.seq async for event in others.store.watch(run.id)] == list(
             range(1, run.seq + 1)
@@ -514,22 +528,24 @@ async def test_a_run_in_the_archive_is_accepted_even_if_redis_then_fails(
 
 
 @ARCHIVED
-async def test_a_process_without_the_archive_setting_is_refused(hands: Hands) -> None:
-    async with asyncio.timeout(10), PipelinedRedis(hands.redis_url) as pipe:
+async def test_a_process_without_the_archive_setting_is_refused(
+    service_processes: ServiceProcesses,
+) -> None:
+    async with asyncio.timeout(10), PipelinedRedis(service_processes.redis_url) as pipe:
         while not await pipe.call("EXISTS", ARCHIVE):  # an orchestrator says so when it begins
             await asyncio.sleep(0.01)
     with pytest.raises(SettingsError, match="DOVETAIL_DATABASE_URL"):
-        async with commanding(Settings(redis_url=hands.redis_url)):
+        async with commanding(Settings(redis_url=service_processes.redis_url)):
             raise AssertionError
 
 
 @ARCHIVED
 async def test_without_the_archive_no_run_is_accepted_but_runs_are_still_read(
-    commands: Commands, hands: Hands
+    commands: Commands, service_processes: ServiceProcesses
 ) -> None:
     run = await run_of(commands, flow("before"))
     nowhere = f"postgresql://nobody@127.0.0.1:{free_port()}/nothing"
-    settings = Settings(redis_url=hands.redis_url, database_url=nowhere)
+    settings = Settings(redis_url=service_processes.redis_url, database_url=nowhere)
     async with commanding(settings) as cut_off:
         with pytest.raises(ArchiveDown):
             await cut_off.trigger(flow("refused"))

@@ -108,7 +108,7 @@ class Counter:
         self._process.communicate(timeout=20)
 
 
-class Bench:
+class CountedServices:
     def __init__(self, server: RedisServer, counters: list[Counter]) -> None:
         self.server = server
         self.counters = counters
@@ -134,15 +134,15 @@ class Bench:
 
     def calls(self, command: str) -> int:
         """How often Redis has carried it out, within scripts, too."""
-        told = self.server.ask("INFO", "commandstats").partition(f"cmdstat_{command}:calls=")[2]
-        return int(told.partition(",")[0] or 0)
+        reported = self.server.ask("INFO", "commandstats").partition(f"cmdstat_{command}:calls=")[2]
+        return int(reported.partition(",")[0] or 0)
 
 
 @pytest.fixture(scope="module")
-def bench() -> Iterator[Bench]:
+def bench() -> Iterator[CountedServices]:
     with RedisServer() as server:
         counters = [Counter(kind, server.url) for kind in ("orchestrator", "worker")]
-        yield Bench(server, counters)
+        yield CountedServices(server, counters)
         for counter in counters:
             counter.close()
 
@@ -156,7 +156,7 @@ def registry(settings: Settings) -> Registry:
 
 
 @pytest.fixture
-async def commands(bench: Bench) -> AsyncIterator[Commands]:
+async def commands(bench: CountedServices) -> AsyncIterator[Commands]:
     settings = Settings(redis_url=bench.server.url)
     async with commanding(settings, registry(settings)) as found:
         warm = await found.trigger(workflow(fan(3)))  # both services are there and know the scripts
@@ -187,7 +187,7 @@ async def run(commands: Commands, nodes: dict[str, list[str]]) -> str:
 
 @pytest.mark.parametrize(("shape", "nodes"), [("fan", fan(FAN)), ("chain", chain(CHAIN))])
 async def test_a_node_needs_few_roundtrips(
-    bench: Bench, commands: Commands, shape: str, nodes: dict[str, list[str]]
+    bench: CountedServices, commands: Commands, shape: str, nodes: dict[str, list[str]]
 ) -> None:
     idle = await bench.idle_rate()
     best = float("inf")
@@ -205,7 +205,9 @@ async def test_a_node_needs_few_roundtrips(
     assert best <= ROUNDTRIPS_PER_NODE[shape]
 
 
-async def test_a_run_is_read_twice_for_the_run_index(bench: Bench, commands: Commands) -> None:
+async def test_a_run_is_read_twice_for_the_run_index(
+    bench: CountedServices, commands: Commands
+) -> None:
     """To see whether it is still new, and still at its end, once it was listed so."""
     await commands.register(workflow({"only": []}))
     best = float("inf")
@@ -221,7 +223,7 @@ async def test_a_run_is_read_twice_for_the_run_index(bench: Bench, commands: Com
 
 
 async def test_many_results_of_one_run_take_the_same_fast_path_as_few(
-    bench: Bench, commands: Commands
+    bench: CountedServices, commands: Commands
 ) -> None:
     """However many an orchestrator finds: the script of all rules costs more."""
     leaves = [f"f{i}" for i in range(FAN)]
@@ -229,7 +231,7 @@ async def test_many_results_of_one_run_take_the_same_fast_path_as_few(
     try:
         made = await commands.trigger(workflow({**{leaf: [] for leaf in leaves}, "join": leaves}))
         async with asyncio.timeout(SOON_SECONDS):
-            while await told(bench) < FAN:
+            while await reported(bench) < FAN:
                 await asyncio.sleep(0.01)
         before = bench.calls("hincrby")
     finally:
@@ -239,7 +241,7 @@ async def test_many_results_of_one_run_take_the_same_fast_path_as_few(
     assert bench.calls("hincrby") == before
 
 
-async def told(bench: Bench) -> int:
+async def reported(bench: CountedServices) -> int:
     """Results that wait for an orchestrator, alone and behind others."""
     found = [entry[1] for entry in await bench.ask("XRANGE", RESULTS, "-", "+")]
     behind = [
@@ -249,7 +251,7 @@ async def told(bench: Bench) -> int:
 
 
 async def test_a_node_takes_little_memory_besides_its_output(
-    bench: Bench, commands: Commands
+    bench: CountedServices, commands: Commands
 ) -> None:
     before = bench.info("used_memory_dataset")
     run_id = await run(commands, fan(FAN))
@@ -259,7 +261,9 @@ async def test_a_node_takes_little_memory_besides_its_output(
     assert taken / FAN <= BYTES_PER_NODE
 
 
-async def test_a_queued_node_takes_little_memory(bench: Bench, commands: Commands) -> None:
+async def test_a_queued_node_takes_little_memory(
+    bench: CountedServices, commands: Commands
+) -> None:
     """Everything at once: its state, its event, its message."""
     listed = [{"id": f"n{i}", "handler": "sleep"} for i in range(FAN)]
     stopped = {"name": "stopped", "nodes": listed}
@@ -278,7 +282,7 @@ async def test_a_queued_node_takes_little_memory(bench: Bench, commands: Command
 
 
 async def test_after_many_runs_and_retention_redis_has_its_initial_size(
-    bench: Bench, commands: Commands
+    bench: CountedServices, commands: Commands
 ) -> None:
     diamond = {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"]}
     await commands.register(workflow(diamond))
@@ -308,7 +312,7 @@ async def many(commands: Commands, count: int, name: str = "flow4") -> None:
     assert done["counts"] == {"COMPLETED": count}
 
 
-async def empty(bench: Bench, commands: Commands, kept: str) -> None:
+async def empty(bench: CountedServices, commands: Commands, kept: str) -> None:
     """Retention, as if it were later than it is; then nothing is left but the run that lives."""
     while await commands.records.expire(commands.clock() + 8 * 86400.0, 500):
         pass
@@ -318,12 +322,12 @@ async def empty(bench: Bench, commands: Commands, kept: str) -> None:
         kind = (await bench.ask("TYPE", name)).decode()
         if kind == "stream" and name != STOPS:
             for group in await bench.ask("XINFO", "GROUPS", name):
-                told = dict(zip(group[::2], group[1::2], strict=True))
-                assert told[b"pending"] <= (name == stream_of("sleep")), name
+                reported = dict(zip(group[::2], group[1::2], strict=True))
+                assert reported[b"pending"] <= (name == stream_of("sleep")), name
         if not name.startswith("wf:worker:"):
             assert await bench.ask("PTTL", name) == -1, f"{name} will vanish"
     assert await bench.ask("ZRANGE", "wf:delayed", 0, -1) == []
-    # A batch is known to have ended before its runs leave the agenda; one that somebody has noted
+    # A batch is known to have ended before its runs leave the agenda; one that a process has noted
     # in that moment is left to the sweep.
     async with asyncio.timeout(SWEPT_SECONDS):
         while await bench.ask("ZRANGE", "wf:active", 0, -1) != [kept.encode()]:

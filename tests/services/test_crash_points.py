@@ -1,4 +1,4 @@
-"""An orchestrator or a worker dies between two things that it does; somebody else goes on.
+"""An orchestrator or a worker dies between two things that it does; another one goes on.
 
 Named by what was done last. What becomes of leases is in test_lost_leases.py.
 """
@@ -26,10 +26,10 @@ from dovetail.transports.streams.sender import ORCHESTRATORS, StreamReader
 from dovetail.wiring.distributed import orchestrate
 
 from ..core.walk import graph
-from .halfway import CONDITIONAL, FLOW, LONG_AGO, Stage
+from .interrupted_run import CONDITIONAL, FLOW, LONG_AGO, InterruptedRun
 
 
-async def test_a_run_that_was_created_but_not_published_continues(stage: Stage) -> None:
+async def test_a_run_that_was_created_but_not_published_continues(stage: InterruptedRun) -> None:
     await stage.timers.moved(["r"], LONG_AGO)
     await stage.store.create(Submit("r", FLOW, {}), stage.parts.clock())
     assert await stage.tasks() == []
@@ -38,7 +38,7 @@ async def test_a_run_that_was_created_but_not_published_continues(stage: Stage) 
 
 
 async def test_a_run_that_was_created_but_not_published_continues_when_it_is_created_again(
-    stage: Stage,
+    stage: InterruptedRun,
 ) -> None:
     await stage.timers.moved(["r"], LONG_AGO)
     await stage.store.create(Submit("r", FLOW, {}), stage.parts.clock())
@@ -49,7 +49,7 @@ async def test_a_run_that_was_created_but_not_published_continues_when_it_is_cre
 
 
 async def test_a_run_that_was_created_but_not_listed_is_listed_when_it_is_created_again(
-    stage: Stage,
+    stage: InterruptedRun,
 ) -> None:
     records = RedisRecords(stage.parts.pipe)
     await stage.store.create(Submit("r", FLOW, {}), stage.parts.clock())
@@ -59,7 +59,7 @@ async def test_a_run_that_was_created_but_not_listed_is_listed_when_it_is_create
     assert run["run_id"] == "r"
 
 
-async def test_a_result_that_was_read_but_not_applied_is_applied(stage: Stage) -> None:
+async def test_a_result_that_was_read_but_not_applied_is_applied(stage: InterruptedRun) -> None:
     task = await stage.submit()
     await stage.claim(task)
     result = Complete("r", "a", task.token, 1)
@@ -75,12 +75,16 @@ async def test_a_result_that_was_read_but_not_applied_is_applied(stage: Stage) -
     await heir.acknowledge(left)
     await heir.remove_consumer(RESULTS, "dead")
     assert (await stage.drive()).status is RunStatus.COMPLETED
-    known = [told[1] for told in await pipe.call("XINFO", "CONSUMERS", RESULTS, ORCHESTRATORS)]
+    known = [
+        reported[1] for reported in await pipe.call("XINFO", "CONSUMERS", RESULTS, ORCHESTRATORS)
+    ]
     assert known == [b"heir"]
     assert (await pipe.call("XPENDING", RESULTS, ORCHESTRATORS))[0] == 0
 
 
-async def test_the_children_of_an_applied_result_are_published_after_a_crash(stage: Stage) -> None:
+async def test_the_children_of_an_applied_result_are_published_after_a_crash(
+    stage: InterruptedRun,
+) -> None:
     task = await stage.submit()
     await stage.claim(task)
     result = Complete("r", "a", task.token, 1)
@@ -91,9 +95,9 @@ async def test_the_children_of_an_applied_result_are_published_after_a_crash(sta
 
 
 async def test_the_children_of_an_applied_and_settled_result_are_published_after_a_crash(
-    stage: Stage,
+    stage: InterruptedRun,
 ) -> None:
-    """Which nobody does in this order; but messages may be lost, too."""
+    """Which no process does in this order; but messages may be lost, too."""
     task = await stage.submit()
     await stage.claim(task)
     await stage.store.apply([Complete("r", "a", task.token, 1)], stage.parts.clock())
@@ -102,7 +106,7 @@ async def test_the_children_of_an_applied_and_settled_result_are_published_after
 
 
 async def test_an_undecided_condition_is_decided_after_a_crash(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    stage: InterruptedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = await stage.submit(CONDITIONAL)
     await stage.claim(task)
@@ -120,7 +124,7 @@ async def test_an_undecided_condition_is_decided_after_a_crash(
 
 
 async def test_two_conditions_left_undecided_by_two_crashes_are_decided(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    stage: InterruptedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flow = graph(
         {"a": [], "b": [], "c": ["a"], "d": ["b"]},
@@ -143,7 +147,7 @@ async def test_two_conditions_left_undecided_by_two_crashes_are_decided(
     assert (run.node("c").output, run.node("d").reason) == (1, "condition_false")
 
 
-async def test_a_failure_whose_retry_was_not_scheduled_is_retried(stage: Stage) -> None:
+async def test_a_failure_whose_retry_was_not_scheduled_is_retried(stage: InterruptedRun) -> None:
     task = await stage.submit()
     await stage.claim(task)
     error = {"type": "E", "message": "m"}
@@ -153,7 +157,7 @@ async def test_a_failure_whose_retry_was_not_scheduled_is_retried(stage: Stage) 
     assert (run.status, run.node("a").attempt) == (RunStatus.COMPLETED, 2)
 
 
-async def test_a_node_that_was_woken_but_not_published_is_published(stage: Stage) -> None:
+async def test_a_node_that_was_woken_but_not_published_is_published(stage: InterruptedRun) -> None:
     task = await stage.submit()
     await stage.claim(task)
     error = {"type": "E", "message": "m"}
@@ -162,11 +166,13 @@ async def test_a_node_that_was_woken_but_not_published_is_published(stage: Stage
     assert await stage.store.apply([wake], stage.parts.clock())
     await stage.is_forgotten()
     await stage.living.wake_due()
-    assert await stage.timers.due(stage.parts.clock(), 10) == [], "it is on nobody's list any more"
+    assert await stage.timers.due(stage.parts.clock(), 10) == [], "it is on no list any more"
     assert (await stage.drive()).status is RunStatus.COMPLETED
 
 
-async def test_an_ended_run_that_is_still_active_in_the_index_is_removed(stage: Stage) -> None:
+async def test_an_ended_run_that_is_still_active_in_the_index_is_removed(
+    stage: InterruptedRun,
+) -> None:
     await stage.submit()
     await stage.store.apply([Cancel("r")], stage.parts.clock())
     await stage.is_forgotten()
@@ -174,7 +180,7 @@ async def test_an_ended_run_that_is_still_active_in_the_index_is_removed(stage: 
 
 
 async def test_a_run_retried_before_its_end_was_removed_from_the_index_continues(
-    stage: Stage,
+    stage: InterruptedRun,
 ) -> None:
     await stage.submit()
     ended = stage.parts.clock()
@@ -184,7 +190,9 @@ async def test_a_run_retried_before_its_end_was_removed_from_the_index_continues
     assert [run_id for run_id, _ in await stage.timers.idle(ended + 60, 10)] == ["r"]
 
 
-async def test_a_node_that_only_waits_for_a_worker_is_not_published_again(stage: Stage) -> None:
+async def test_a_node_that_only_waits_for_a_worker_is_not_published_again(
+    stage: InterruptedRun,
+) -> None:
     """Else a long backlog would grow by itself."""
     await stage.living.submit(Submit("r", FLOW, {}))
     await stage.living.reconcile_run("r", stage.parts.clock(), {})
@@ -194,7 +202,7 @@ async def test_a_node_that_only_waits_for_a_worker_is_not_published_again(stage:
     assert await stage.parts.pipe.call("XLEN", stream_of("h")) == 1
 
 
-async def test_a_retry_that_was_applied_but_not_published_continues(stage: Stage) -> None:
+async def test_a_retry_that_was_applied_but_not_published_continues(stage: InterruptedRun) -> None:
     await stage.submit()
     await stage.living.apply([Cancel("r")])
     await stage.store.apply([Retry("r")], stage.parts.clock())
@@ -205,7 +213,7 @@ async def test_a_retry_that_was_applied_but_not_published_continues(stage: Stage
 
 @pytest.mark.parametrize("copies", [1, 200])
 async def test_an_orchestrator_that_dies_while_it_applies_leaves_the_result_unsettled(
-    stage: Stage, redis_url: str, monkeypatch: pytest.MonkeyPatch, copies: int
+    stage: InterruptedRun, redis_url: str, monkeypatch: pytest.MonkeyPatch, copies: int
 ) -> None:
     task = await stage.submit()
     await stage.claim(task)
@@ -223,7 +231,7 @@ async def test_an_orchestrator_that_dies_while_it_applies_leaves_the_result_unse
 
 
 async def test_nodes_handed_back_are_queued_immediately_and_never_count_as_crashes(
-    stage: Stage,
+    stage: InterruptedRun,
 ) -> None:
     task = await stage.submit()
     for attempt in range(1, 6):  # more often than a node may crash
@@ -242,7 +250,7 @@ async def test_nodes_handed_back_are_queued_immediately_and_never_count_as_crash
 
 
 async def test_a_node_whose_worker_died_during_the_hand_back_is_queued_immediately(
-    stage: Stage,
+    stage: InterruptedRun,
 ) -> None:
     task = await stage.submit()
     await stage.claim(task)
@@ -287,7 +295,7 @@ class _GivenAndLost(_Given):
         raise StoreError("away")
 
 
-async def test_a_claimed_node_runs_even_if_data_read_with_it_is_lost(stage: Stage) -> None:
+async def test_a_claimed_node_runs_even_if_data_read_with_it_is_lost(stage: InterruptedRun) -> None:
     task = await stage.submit()
     inbox = cast(Any, _GivenAndLost(task))
     task_source = QueueTaskSource(
@@ -300,7 +308,7 @@ async def test_a_claimed_node_runs_even_if_data_read_with_it_is_lost(stage: Stag
 
 
 async def test_a_claim_granted_to_a_worker_that_is_leaving_is_handed_back(
-    stage: Stage,
+    stage: InterruptedRun,
 ) -> None:
     task = await stage.submit()
     task_source = QueueTaskSource(
@@ -320,7 +328,7 @@ async def test_a_claim_granted_to_a_worker_that_is_leaving_is_handed_back(
     assert again.token.attempt == 2
 
 
-async def test_the_index_of_active_runs_is_rebuilt_after_it_was_lost(stage: Stage) -> None:
+async def test_the_index_of_active_runs_is_rebuilt_after_it_was_lost(stage: InterruptedRun) -> None:
     ids = [f"r{i}" for i in range(30)]
     await stage.living.submit_many([Submit(run_id, FLOW, {}) for run_id in ids])
     await stage.living.apply([Cancel(run_id) for run_id in ids[:10]])
@@ -333,7 +341,7 @@ async def test_the_index_of_active_runs_is_rebuilt_after_it_was_lost(stage: Stag
 
 
 async def test_many_runs_that_were_created_but_not_published_continue(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    stage: InterruptedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(orchestrator, "BATCH_SIZE", 3)
     ids = [f"r{i}" for i in range(8)]
@@ -344,7 +352,7 @@ async def test_many_runs_that_were_created_but_not_published_continue(
 
 
 async def test_a_result_whose_reply_was_lost_is_applied_once(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    stage: InterruptedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = await stage.submit()
     await stage.claim(task)

@@ -38,18 +38,18 @@ from dovetail.handlers.registry import describe
 
 SIDE = sys.argv[2]
 
-def told(ctx):
+def reported(ctx):
     file = os.open(SIDE, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(file, f"{ctx.run_id} {ctx.node_id} {ctx.epoch} {ctx.attempt}\\n".encode())
     os.close(file)
 
 async def work(config, ctx):
-    told(ctx)
+    reported(ctx)
     await asyncio.sleep(config.get("seconds", 0))
     return {"n": sum(config.get("of", [])) + 1}
 
 async def block(config, ctx):
-    told(ctx)
+    reported(ctx)
     if ctx.attempt == 1:
         time.sleep(config["seconds"])  # as no handler should: nothing else goes on meanwhile
     return {"n": 1}
@@ -232,7 +232,7 @@ async def test_workers_send_heartbeats_and_share_one_rate_limit(
         await parts.orchestrator.submit(Submit("r", graph(nodes), {}))
         run = await ended(parts, "r")
         assert run.status is RunStatus.COMPLETED
-        assert time.monotonic() - began > 1.0, "a tag that nobody configured: ten a second"
+        assert time.monotonic() - began > 1.0, "a tag that is not configured: ten a second"
         workers = await WorkerRegistry(parts.pipe).workers()
         assert [worker["alive"] for worker in workers] == [True, True]
         assert "work" in workers[0]["handlers"]

@@ -132,9 +132,9 @@ async def test_a_bug_in_a_duty_ends_the_orchestrator(
 
     monkeypatch.setattr(DistributedOrchestrator, "reap", sweep)
     async with beside(Settings(redis_url=redis_url)) as orchestrating, asyncio.timeout(SECONDS):
-        with pytest.raises(BaseExceptionGroup) as told:
+        with pytest.raises(BaseExceptionGroup) as raised:
             await orchestrating
-    assert told.value.subgroup(ZeroDivisionError) is not None
+    assert raised.value.subgroup(ZeroDivisionError) is not None
 
 
 async def test_a_stopping_orchestrator_leaves_no_result_unapplied(redis_url: str) -> None:
@@ -179,7 +179,7 @@ async def test_a_result_that_redis_lost_at_a_crash_is_sent_again() -> None:
             PipelinedRedis(server.url) as pipe,
             commanding(settings) as commands,
             working(settings, builtin_registry(settings)),
-            asyncio.timeout(settings.lease_seconds - 2.0),  # by then nobody is missed yet
+            asyncio.timeout(settings.lease_seconds - 2.0),  # by then no worker is missed yet
         ):
             run_id = (await commands.trigger(FLOW)).run_id
             while not await pipe.call("XLEN", RESULTS):

@@ -91,13 +91,13 @@ async def test_every_other_wait_is_explained_from_redis(
         "e": "queued",
         "f": "max_concurrency",
     }
-    told = {node["id"]: node for node in (await commands.explain(run_id))["nodes"]}
-    assert told["a"]["details"]["worker"] == "host-7-ab"
-    assert told["b"]["details"]["resource_tag"] == "slow"
-    assert 30 < told["b"]["details"]["seconds"] <= 40
-    assert 50 < told["c"]["details"]["seconds"] <= 60
-    assert told["c"]["details"]["error"] == error
-    assert told["f"]["details"] == {"max_concurrency": 3, "active": 3}
+    reported = {node["id"]: node for node in (await commands.explain(run_id))["nodes"]}
+    assert reported["a"]["details"]["worker"] == "host-7-ab"
+    assert reported["b"]["details"]["resource_tag"] == "slow"
+    assert 30 < reported["b"]["details"]["seconds"] <= 40
+    assert 50 < reported["c"]["details"]["seconds"] <= 60
+    assert reported["c"]["details"]["error"] == error
+    assert reported["f"]["details"] == {"max_concurrency": 3, "active": 3}
 
 
 async def test_a_finished_run_has_nothing_to_explain(commands: Commands) -> None:

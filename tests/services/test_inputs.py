@@ -47,7 +47,7 @@ def some(config: dict[str, Any], ctx: Any) -> int:
     return sum(len(ctx.inputs[name]["text"]) for name in config["names"])
 
 
-class Doors:
+class WaitingHandlers:
     """Handlers that wait for a test."""
 
     def __init__(self) -> None:
@@ -59,8 +59,8 @@ class Doors:
         await self.opened.wait()
 
 
-class Place:
-    def __init__(self, commands: Commands, pipe: PipelinedRedis, doors: Doors) -> None:
+class InputServices:
+    def __init__(self, commands: Commands, pipe: PipelinedRedis, doors: WaitingHandlers) -> None:
         self.commands = commands
         self.pipe = pipe
         self.doors = doors
@@ -77,7 +77,7 @@ class Place:
         return await asyncio.wait_for(self.commands.wait(run_id), PATIENCE)
 
     async def sent(self) -> int:
-        """Bytes, by Redis, to whoever it serves."""
+        """Bytes, by Redis, to all its clients."""
         return int((await self.pipe.info("stats"))["total_net_output_bytes"])
 
 
@@ -90,10 +90,10 @@ def registry_with(settings: Settings, *handlers: Any) -> Registry:
 
 
 @asynccontextmanager
-async def served(redis_url: str, **fields: Any) -> AsyncIterator[Place]:
+async def served(redis_url: str, **fields: Any) -> AsyncIterator[InputServices]:
     """An orchestrator and a worker in this process, over Redis Streams."""
     settings = Settings(redis_url=redis_url, **fields)
-    doors = Doors()
+    doors = WaitingHandlers()
     registry = registry_with(settings, one, async_one, idle, some, doors.door)
     leading = asyncio.create_task(orchestrate(settings))
     async with (
@@ -101,7 +101,7 @@ async def served(redis_url: str, **fields: Any) -> AsyncIterator[Place]:
         commanding(settings, registry) as commands,
         PipelinedRedis(redis_url) as pipe,
     ):
-        yield Place(commands, pipe, doors)
+        yield InputServices(commands, pipe, doors)
     leading.cancel()
     await asyncio.gather(leading, return_exceptions=True)
 
@@ -136,7 +136,7 @@ async def test_a_request_with_many_large_outputs_costs_only_the_inputs_that_hand
     assert sent < (4 << 20) + 3 * BYTES + (1 << 20), f"Redis has sent {sent:,} bytes"
 
 
-async def output_of(place: Place, run_id: str, name: str) -> Any:
+async def output_of(place: InputServices, run_id: str, name: str) -> Any:
     run = await place.commands.store.load(run_id)
     return run.node(name).output
 
@@ -211,11 +211,11 @@ async def test_small_inputs_are_sent_with_the_task_and_cost_no_read(redis_url: s
     assert after.get("hstrlen", 0) == before.get("hstrlen", 0), "sizes were asked for"
 
 
-async def calls(place: Place) -> dict[str, int]:
-    told = await place.pipe.info("commandstats")
+async def calls(place: InputServices) -> dict[str, int]:
+    reported = await place.pipe.info("commandstats")
     return {
         name.removeprefix("cmdstat_"): int(value.split(",")[0].removeprefix("calls="))
-        for name, value in told.items()
+        for name, value in reported.items()
     }
 
 
@@ -258,7 +258,7 @@ async def test_an_output_made_with_a_secret_is_found_by_workers_that_have_the_se
         settings = Settings(redis_url=redis_url, secrets={"KEY": secret})
         registry = registry_with(settings, made)
         async with working(settings, registry), commanding(settings, registry) as commands:
-            place = Place(commands, PipelinedRedis(redis_url), Doors())
+            place = InputServices(commands, PipelinedRedis(redis_url), WaitingHandlers())
             found += [(await place.run(nodes)).node("a").output for _ in range(2)]
     leading.cancel()
     await asyncio.gather(leading, return_exceptions=True)
@@ -300,7 +300,9 @@ async def test_the_announced_version_of_a_handler_decides_which_cached_output_is
         registry.add(describe(made, name="made", version=version))
         leading = asyncio.create_task(orchestrate(settings))
         async with working(settings, registry), commanding(settings, registry) as commands:
-            run = await Place(commands, PipelinedRedis(redis_url), Doors()).run(nodes)
+            run = await InputServices(commands, PipelinedRedis(redis_url), WaitingHandlers()).run(
+                nodes
+            )
             found.append((run.node("a").output, run.node("a").attempt))
         leading.cancel()
         await asyncio.gather(leading, return_exceptions=True)
@@ -333,7 +335,7 @@ async def test_a_celery_pool_reads_the_requested_inputs_within_the_limit(
     with celery_worker(tmp_path, redis_url, DOVETAIL_MAX_INPUT_BYTES="1000000"):
         leading = asyncio.create_task(orchestrate(settings))
         async with commanding(settings) as commands, PipelinedRedis(redis_url) as pipe:
-            place = Place(commands, pipe, Doors())
+            place = InputServices(commands, pipe, WaitingHandlers())
             text = "x" * 300_000
             run = await place.run(nodes, {"text": text}, on_failure="continue")
             kept = orjson.dumps({"text": text})

@@ -1,6 +1,6 @@
 """A worker is gone, and its lease says so: who looks when, and what keeps a run on the list.
 
-Nobody dies here either; see test_crash_points.py.
+No process dies here either; see test_crash_points.py.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from dovetail.transports.streams.reader import StreamInbox
 from dovetail.transports.streams.sender import WORKERS, StreamReader
 
 from ..core.walk import graph
-from .halfway import FLOW, LEASE, LONG_AGO, LONGEST_LEASE, Stage
+from .interrupted_run import FLOW, LEASE, LONG_AGO, LONGEST_LEASE, InterruptedRun
 
 
-async def test_a_node_whose_worker_claimed_it_and_died_starts_again(stage: Stage) -> None:
+async def test_a_node_whose_worker_claimed_it_and_died_starts_again(stage: InterruptedRun) -> None:
     task = await stage.submit()
     await stage.claim(task, lease=LEASE)
     await asyncio.sleep(LEASE)
@@ -40,7 +40,7 @@ async def test_a_node_whose_worker_claimed_it_and_died_starts_again(stage: Stage
     assert await stage.listed() == {}
 
 
-async def lost(stage: Stage, times: int) -> Token:
+async def lost(stage: InterruptedRun, times: int) -> Token:
     """So many starts of the one node that is published, with their workers; the last one's."""
     for _ in range(times):
         (task,) = await stage.tasks()
@@ -50,11 +50,11 @@ async def lost(stage: Stage, times: int) -> Token:
     return task.token
 
 
-async def letters(stage: Stage) -> list[dict[str, Any]]:
+async def letters(stage: InterruptedRun) -> list[dict[str, Any]]:
     return await WorkerRegistry(stage.parts.pipe).dead_letters()
 
 
-async def test_a_node_that_killed_all_its_workers_is_one_dead_letter(stage: Stage) -> None:
+async def test_a_node_that_killed_all_its_workers_is_one_dead_letter(stage: InterruptedRun) -> None:
     await stage.living.submit(Submit("r", FLOW, {}))
     await lost(stage, 2)
     assert await letters(stage) == [], "it may have been the machine's fault"
@@ -73,7 +73,7 @@ async def test_a_node_that_killed_all_its_workers_is_one_dead_letter(stage: Stag
 
 
 async def test_a_lost_worker_is_logged_with_its_nodes(
-    stage: Stage, caplog: pytest.LogCaptureFixture
+    stage: InterruptedRun, caplog: pytest.LogCaptureFixture
 ) -> None:
     await stage.living.submit(Submit("0123456789", graph({"a": [], "b": []}), {}))
     for task in await stage.tasks():
@@ -81,11 +81,11 @@ async def test_a_lost_worker_is_logged_with_its_nodes(
     await asyncio.sleep(LEASE)
     await asyncio.gather(stage.living.reap(), stage.living.reap())
     (line,) = [one.getMessage() for one in caplog.records if "lost worker" in one.getMessage()]
-    told = "its lease on 2 nodes ran out: a of run 012345, b of run 012345"
-    assert re.fullmatch(rf"lost worker \S+: {told}", line)
+    reported = "its lease on 2 nodes ran out: a of run 012345, b of run 012345"
+    assert re.fullmatch(rf"lost worker \S+: {reported}", line)
 
 
-async def test_an_at_most_once_node_is_not_a_dead_letter(stage: Stage) -> None:
+async def test_an_at_most_once_node_is_not_a_dead_letter(stage: InterruptedRun) -> None:
     await stage.living.submit(Submit("r", graph({"a": []}, a={"delivery": "at_most_once"}), {}))
     await lost(stage, 1)
     run = await stage.store.load("r")
@@ -93,7 +93,9 @@ async def test_an_at_most_once_node_is_not_a_dead_letter(stage: Stage) -> None:
     assert await letters(stage) == []
 
 
-async def test_a_claimed_node_of_a_run_without_an_index_entry_is_reaped(stage: Stage) -> None:
+async def test_a_claimed_node_of_a_run_without_an_index_entry_is_reaped(
+    stage: InterruptedRun,
+) -> None:
     task = await stage.submit()
     await stage.claim(task, lease=LEASE)
     await stage.parts.pipe.call("DEL", LEASES)
@@ -104,7 +106,7 @@ async def test_a_claimed_node_of_a_run_without_an_index_entry_is_reaped(stage: S
 
 
 async def test_a_node_of_a_dead_worker_is_reaped_on_time_even_if_another_worker_requests_it(
-    stage: Stage,
+    stage: InterruptedRun,
 ) -> None:
     """It died before it was done with the message, so that another worker reads that as well."""
     task = await stage.submit()
@@ -130,7 +132,7 @@ async def test_a_node_of_a_dead_worker_is_reaped_on_time_even_if_another_worker_
 
 
 async def test_many_leases_of_one_run_expire_at_once(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    stage: InterruptedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(orchestrator, "BATCH_SIZE", 3)
     wide = graph({f"n{i}": [] for i in range(8)})
@@ -147,9 +149,9 @@ async def test_many_leases_of_one_run_expire_at_once(
 
 
 async def test_leases_of_many_runs_expire_at_once(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    stage: InterruptedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In some of them nothing runs any more, and in one somebody renews it just now."""
+    """In some of them nothing runs any more, and in one a worker renews it just now."""
     monkeypatch.setattr(orchestrator, "BATCH_SIZE", 3)
     ids = [f"r{i}" for i in range(10)]
     await stage.living.submit_many([Submit(run_id, FLOW, {}) for run_id in ids])
@@ -180,7 +182,7 @@ async def test_leases_of_many_runs_expire_at_once(
 
 
 async def test_a_run_that_cannot_be_reaped_does_not_delay_other_runs(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    stage: InterruptedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(orchestrator, "BATCH_SIZE", 2)
     ids = [f"r{i}" for i in range(6)]
@@ -204,9 +206,9 @@ async def test_a_run_that_cannot_be_reaped_does_not_delay_other_runs(
 
 
 async def test_of_two_workers_on_a_run_only_the_dead_one_is_reaped(
-    stage: Stage,
+    stage: InterruptedRun,
 ) -> None:
-    """Whoever of them came first, and though the one that lives has been renewed since."""
+    """Whichever of them came first, and though the one that lives has been renewed since."""
     await stage.living.submit(Submit("r", graph({"a": [], "b": [], "c": ["a", "b"]}), {}))
     first, second = await stage.tasks()
     await stage.claim(first, lease=LEASE)
@@ -227,7 +229,7 @@ async def test_of_two_workers_on_a_run_only_the_dead_one_is_reaped(
 
 
 async def test_a_claim_during_a_check_keeps_the_run_in_the_lease_index(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    stage: InterruptedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = await stage.submit()
     await stage.timers.lease(["r"], LONG_AGO)  # of a start that is over
@@ -248,7 +250,9 @@ async def test_a_claim_during_a_check_keeps_the_run_in_the_lease_index(
     assert (await stage.drive()).node("a").crashes == 1
 
 
-async def test_a_postponed_check_that_never_happened_is_done_two_leases_later(stage: Stage) -> None:
+async def test_a_postponed_check_that_never_happened_is_done_two_leases_later(
+    stage: InterruptedRun,
+) -> None:
     """Another one does, two leases later."""
     task = await stage.submit()
     await stage.claim(task, lease=LEASE)
@@ -263,7 +267,7 @@ async def test_a_postponed_check_that_never_happened_is_done_two_leases_later(st
 
 @pytest.mark.parametrize("error", [StoreError, NotFound, asyncio.CancelledError])
 async def test_an_orchestrator_that_fails_after_postponing_a_check_leaves_it_to_the_next(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+    stage: InterruptedRun, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
     task = await stage.submit()
     await stage.claim(task, lease=LEASE)
@@ -280,7 +284,7 @@ async def test_an_orchestrator_that_fails_after_postponing_a_check_leaves_it_to_
     assert (await stage.drive()).node("a").crashes == 1
 
 
-async def test_a_check_does_not_remove_a_later_postponement(stage: Stage) -> None:
+async def test_a_check_does_not_remove_a_later_postponement(stage: InterruptedRun) -> None:
     await stage.submit()
     await stage.timers.lease(["r"], LONG_AGO)
     await stage.timers.put_off(["r"], 2 * LONG_AGO)
@@ -293,7 +297,7 @@ async def test_a_check_does_not_remove_a_later_postponement(stage: Stage) -> Non
 
 
 async def test_renewals_do_not_write_to_the_lease_index_and_a_later_death_is_noticed_on_time(
-    stage: Stage,
+    stage: InterruptedRun,
 ) -> None:
     task = await stage.submit()
     await stage.claim(task, lease=LEASE)
@@ -306,13 +310,13 @@ async def test_renewals_do_not_write_to_the_lease_index_and_a_later_death_is_not
     run = await stage.store.load("r")
     assert run.node("a").crashes == 0
     assert await stage.listed() == {"r": run.node("a").lease_until}
-    await asyncio.sleep(LEASE)  # nobody renews it any more
+    await asyncio.sleep(LEASE)  # no worker renews it any more
     await stage.living.reap()
     assert (await stage.drive()).node("a").crashes == 1
 
 
 async def test_an_orchestrator_with_unread_results_reaps_nothing(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    stage: InterruptedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = await stage.submit()
     await stage.claim(task, lease=LEASE)
@@ -329,18 +333,18 @@ async def test_an_orchestrator_with_unread_results_reaps_nothing(
     assert await stage.listed() == listed
 
 
-async def test_the_lease_index_may_lag_behind_a_renewed_lease(stage: Stage) -> None:
+async def test_the_lease_index_may_lag_behind_a_renewed_lease(stage: InterruptedRun) -> None:
     task = await stage.submit()
     await stage.claim(task)
     await stage.timers.lease(["r"], LONG_AGO)
     await stage.living.reap()
     assert await stage.timers.expired(stage.parts.clock() + 30, 10) == []
-    assert await stage.timers.expired(stage.parts.clock() + 61, 10), "it is still held by somebody"
+    assert await stage.timers.expired(stage.parts.clock() + 61, 10), "it is still held by a worker"
     await stage.living.apply_results([Complete("r", "a", task.token, 1)])
     assert (await stage.drive()).node("a").crashes == 0
 
 
-async def test_an_ended_run_is_in_no_index(stage: Stage) -> None:
+async def test_an_ended_run_is_in_no_index(stage: InterruptedRun) -> None:
     task = await stage.submit()
     await stage.claim(task)
     await stage.living.apply_results([Complete("r", "a", task.token, 1)])
@@ -351,7 +355,7 @@ async def test_an_ended_run_is_in_no_index(stage: Stage) -> None:
 
 
 async def test_a_run_retried_before_its_end_was_recorded_stays_in_the_lease_index(
-    stage: Stage,
+    stage: InterruptedRun,
 ) -> None:
     await stage.submit()
     ended = stage.parts.clock()
@@ -364,7 +368,7 @@ async def test_a_run_retried_before_its_end_was_recorded_stays_in_the_lease_inde
 
 
 async def test_a_lease_is_known_even_if_its_run_was_evicted_by_another_run_of_the_same_call(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    stage: InterruptedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scope, "MAX_CACHED_RUNS", 1)
     starts = []
@@ -376,7 +380,7 @@ async def test_a_lease_is_known_even_if_its_run_was_evicted_by_another_run_of_th
     assert [start for start, _ in await stage.store.running(["r", "s"])] == starts
 
 
-async def test_only_running_nodes_are_reported_as_running(stage: Stage) -> None:
+async def test_only_running_nodes_are_reported_as_running(stage: InterruptedRun) -> None:
     task = await stage.submit()
     assert await stage.store.running(["r", "ghost"]) == []
     await stage.claim(task)

@@ -1,4 +1,4 @@
-"""Lines before a rate limit over Redis: who is gone holds up nobody, and a limit holds once set."""
+"""Lines before a rate limit over Redis: a lost node holds up no other, a limit holds once set."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from dovetail.stores.redis.workers import WorkerRegistry
 from dovetail.wiring.distributed import commanding, working
 
 from ..core.walk import graph
-from .halfway import Stage
+from .interrupted_run import InterruptedRun
 from .test_duties import beside
 
 SECONDS = 20.0
 MOVED_UP_SECONDS = 4.0
-"""A second until somebody looks, and patience with a busy machine."""
+"""A second until a process looks, and patience with a busy machine."""
 SPREAD = 0.3
 """So much later than its token was taken a start may be seen, on a busy machine."""
 
@@ -164,7 +164,9 @@ async def test_setting_a_limit_frees_a_tag_that_a_service_had_slowed(it: Service
     assert await it.took(waits) < MOVED_UP_SECONDS
 
 
-async def test_a_parked_node_missing_from_the_queue_is_found_by_the_sweep(stage: Stage) -> None:
+async def test_a_parked_node_missing_from_the_queue_is_found_by_the_sweep(
+    stage: InterruptedRun,
+) -> None:
     task = await stage.submit(graph({"a": []}, a={"resource_tag": "api"}))
     until = stage.parts.clock() + 600
     await stage.living.apply([Park("r", "a", task.token, until)])
@@ -179,8 +181,10 @@ async def test_in_a_complete_queue_each_node_is_parked_once(it: Services, redis_
     await it.commands.set_rate_limit("calm", 10, 2)
     run_id = await it.go(40, "calm")
     assert await it.took(run_id) > 3
-    told = [event for event in await it.commands.events(run_id) if event["type"] == "node.parked"]
-    assert len(told) < 38 + 10, "a busy machine may make some come late"
+    reported = [
+        event for event in await it.commands.events(run_id) if event["type"] == "node.parked"
+    ]
+    assert len(reported) < 38 + 10, "a busy machine may make some come late"
     async with PipelinedRedis(redis_url) as pipe:
         while await pipe.call("EXISTS", PARKED):
             await asyncio.sleep(0.05)

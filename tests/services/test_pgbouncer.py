@@ -14,7 +14,7 @@ from dovetail.wiring.distributed import commanding
 from ..servers.pgbouncer_server import PgBouncerServer
 from ..servers.postgres_server import Databases
 from ..servers.redis_server import RedisServer
-from .hands import at_work
+from .service_processes import at_work
 
 SECONDS = 60.0
 FLOW = {"name": "pooled", "nodes": [{"id": "a", "handler": "greet"}]}

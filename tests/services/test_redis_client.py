@@ -136,10 +136,10 @@ async def test_many_commands_refused_by_a_loading_redis_wait_together(
         if not loads:
             return ask(self, commands, **more)
         loads.pop()
-        told = asyncio.get_running_loop().create_future()
+        reported = asyncio.get_running_loop().create_future()
         refusal = hiredis.ReplyError("LOADING Redis is loading the dataset in memory")
-        told.set_result([refusal] * len(commands))
-        return told
+        reported.set_result([refusal] * len(commands))
+        return reported
 
     async def rest(self: PipelinedRedis, seconds: float) -> None:
         rests.append(seconds)
@@ -157,7 +157,7 @@ async def test_many_commands_refused_by_a_loading_redis_wait_together(
 async def test_a_connection_that_breaks_before_it_is_used_is_opened_again(
     pipe: PipelinedRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one does to a server that is about to die: it is made by the kernel, for nobody."""
+    """As one does to a server that is about to die: the kernel makes it, no process takes it."""
     greet, dying = PipelinedRedis._greet, [True]
 
     async def greet_and_die(self: PipelinedRedis, wire: Any) -> None:
@@ -174,7 +174,7 @@ async def test_a_connection_that_breaks_before_it_is_used_is_opened_again(
     assert dying == []
 
 
-class Doorman:
+class StubServer:
     """Takes every connection, and answers each greeting the same, or not at all."""
 
     def __init__(self, answer: bytes) -> None:
@@ -199,7 +199,7 @@ async def test_a_connection_that_is_refused_is_closed(
     """Else one is left open with every try, for as long as a password is not the right one."""
     monkeypatch.setattr(pipe_module, "CONNECT_SECONDS", 0.02)
     monkeypatch.setattr(pipe_module, "LONGEST_RETRY_SECONDS", 0.01)
-    doorman = Doorman(answer)
+    doorman = StubServer(answer)
     server = await asyncio.start_server(doorman.take, "127.0.0.1", 0)
     url = f"redis://:wrong@127.0.0.1:{server.sockets[0].getsockname()[1]}/0"
     async with server, asyncio.timeout(10):
@@ -217,7 +217,7 @@ async def test_a_connection_that_is_refused_is_closed(
 
 
 async def test_a_blocking_connection_that_is_refused_is_closed() -> None:
-    doorman = Doorman(b"-WRONGPASS invalid password\r\n")
+    doorman = StubServer(b"-WRONGPASS invalid password\r\n")
     server = await asyncio.start_server(doorman.take, "127.0.0.1", 0)
     url = f"redis://:wrong@127.0.0.1:{server.sockets[0].getsockname()[1]}/0"
     async with server, asyncio.timeout(10):

@@ -37,7 +37,7 @@ from ..servers.redis_server import RedisServer
 
 SECONDS = 10.0
 SOON = 4.0
-"""A moment, on a busy machine; a result that nobody cares for waits for half a minute."""
+"""A moment, on a busy machine; a result without a reader waits for half a minute."""
 LITTLE_PATIENCE = 0.1
 FLOW = graph({"a": [], "b": ["a"]})
 
@@ -94,13 +94,13 @@ async def orchestrating(settings: Settings) -> AsyncIterator[None]:
 
 
 async def until_read(parts: ServiceParts) -> None:
-    """Somebody reads results."""
+    """An orchestrator reads results."""
     while not isinstance((await parts.pipe.send([("XINFO", "GROUPS", RESULTS)]))[0], list):
         await asyncio.sleep(0.01)
 
 
 async def claimed(parts: ServiceParts, run_id: str, lease: float = 300.0) -> Complete:
-    """A run whose first node is somebody's, and the result of that."""
+    """A run whose first node is claimed, and the result of that."""
     await parts.orchestrator.submit(Submit(run_id, FLOW, {}))
     token = (await parts.store.load(run_id)).node("a").token
     now = parts.clock()
@@ -140,8 +140,8 @@ async def test_a_refused_command_is_sent_again_and_done_once(
         assert (called, first, second, together, scripted) == (1, 1, 2, [1, 2, 3, 4], 1)
         while await pipe.call("GET", "soon") != b"1":
             await asyncio.sleep(0.01)
-    (told,) = caplog.messages  # once, and not by everybody who waits
-    assert f"refuses what it is asked: {full.refusal} " in told
+    (reported,) = caplog.messages  # once, and not by every caller that waits
+    assert f"refuses what it is asked: {full.refusal} " in reported
 
 
 async def test_a_script_is_refused_before_its_first_write_or_not_at_all(
@@ -177,9 +177,9 @@ async def test_the_oom_error_of_a_redis_6_script_is_recognized(
     def answer(self: PipelinedRedis, commands: Any, **more: Any) -> Any:
         if commands[0][0] != "EVALSHA" or not refusals:
             return ask(self, commands, **more)
-        told = asyncio.get_running_loop().create_future()
-        told.set_result([hiredis.ReplyError(refusals.pop())])
-        return told
+        reported = asyncio.get_running_loop().create_future()
+        reported.set_result([hiredis.ReplyError(refusals.pop())])
+        return reported
 
     async with PipelinedRedis(redis_url) as pipe:
         monkeypatch.setattr(PipelinedRedis, "send", answer)

@@ -1,4 +1,4 @@
-"""A run in Redis whose state somebody changed by hand: it is told, can be ended, can be rebuilt.
+"""A run in Redis whose state was changed by hand: it is reported, can be ended, can be rebuilt.
 
 The runs are moved by the test alone: no orchestrator or worker is in the way.
 """
@@ -39,7 +39,7 @@ DIAMOND: dict[str, Any] = {
 }
 
 
-class Scene:
+class DamagedRun:
     """A run that is moved by hand."""
 
     def __init__(self, commands: Commands, pipe: PipelinedRedis) -> None:
@@ -99,77 +99,79 @@ class Scene:
 
 
 @asynccontextmanager
-async def opened(url: str) -> AsyncIterator[Scene]:
+async def opened(url: str) -> AsyncIterator[DamagedRun]:
     async with commanding(Settings(redis_url=url)) as commands, PipelinedRedis(url) as pipe:
-        yield Scene(commands, pipe)
+        yield DamagedRun(commands, pipe)
 
 
 @pytest.fixture
-async def scene(redis_url: str) -> AsyncIterator[Scene]:
+async def damaged_run(redis_url: str) -> AsyncIterator[DamagedRun]:
     async with opened(redis_url) as found:
         yield found
 
 
-# ── it is told ───────────────────────────────────────────────────────────────────────────
+# ── it is reported ───────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_node_completed_by_hand_is_reported_as_damage(scene: Scene) -> None:
-    run_id = await scene.begin()
-    assert (await scene.commands.explain(run_id))["damage"] == []
-    await scene.set_node(run_id, 0, "C")
-    told = await scene.commands.explain(run_id)
-    assert told["damage"]
-    assert {node["code"] for node in told["nodes"]} == {"damaged"}
-    assert "dovetail runs repair" in told["nodes"][0]["why"]
-    assert await scene.commands.damage(run_id) == told["damage"]
-    assert await scene.commands.verify(run_id)
+async def test_a_node_completed_by_hand_is_reported_as_damage(damaged_run: DamagedRun) -> None:
+    run_id = await damaged_run.begin()
+    assert (await damaged_run.commands.explain(run_id))["damage"] == []
+    await damaged_run.set_node(run_id, 0, "C")
+    reported = await damaged_run.commands.explain(run_id)
+    assert reported["damage"]
+    assert {node["code"] for node in reported["nodes"]} == {"damaged"}
+    assert "dovetail runs repair" in reported["nodes"][0]["why"]
+    assert await damaged_run.commands.damage(run_id) == reported["damage"]
+    assert await damaged_run.commands.verify(run_id)
 
 
-async def test_the_doctor_names_damaged_runs_and_the_fix(scene: Scene, redis_url: str) -> None:
-    whole, edited, unread = [await scene.begin() for _ in range(3)]
-    await scene.set_node(edited, 0, "C")
-    await scene.call("HSET", keys_of(unread)[1], "0", "junk")
+async def test_the_doctor_names_damaged_runs_and_the_fix(
+    damaged_run: DamagedRun, redis_url: str
+) -> None:
+    whole, edited, unread = [await damaged_run.begin() for _ in range(3)]
+    await damaged_run.set_node(edited, 0, "C")
+    await damaged_run.call("HSET", keys_of(unread)[1], "0", "junk")
     found = await reach(Settings(redis_url=redis_url))
-    told = " ".join(f"{one.message} {one.fix}" for one in found if one.check == "damaged")
-    assert f"run {edited}: " in told
-    assert f"run {unread}: " in told
-    assert whole not in told
-    assert f"dovetail runs repair {edited[:6]}" in told
+    reported = " ".join(f"{one.message} {one.fix}" for one in found if one.check == "damaged")
+    assert f"run {edited}: " in reported
+    assert f"run {unread}: " in reported
+    assert whole not in reported
+    assert f"dovetail runs repair {edited[:6]}" in reported
 
 
-async def test_one_damaged_run_does_not_hide_the_others_in_a_list(scene: Scene) -> None:
-    whole, unread = await scene.begin(), await scene.begin()
-    await scene.call("HSET", keys_of(unread)[0], "epoch", "x", "params", "{")
-    listed = {run["run_id"]: run for run in (await scene.commands.list_runs())["items"]}
+async def test_one_damaged_run_does_not_hide_the_others_in_a_list(damaged_run: DamagedRun) -> None:
+    whole, unread = await damaged_run.begin(), await damaged_run.begin()
+    await damaged_run.call("HSET", keys_of(unread)[0], "epoch", "x", "params", "{")
+    listed = {run["run_id"]: run for run in (await damaged_run.commands.list_runs())["items"]}
     assert listed[whole]["error"] is None
     assert listed[unread]["error"]["type"] == "run_damaged"
 
 
-async def test_a_consistent_change_is_detected_by_the_log(scene: Scene) -> None:
-    run_id = await scene.begin()
-    text = await scene.call("HGET", keys_of(run_id)[1], 0)
-    await scene.call("HSET", keys_of(run_id)[1], 0, text.replace(b"|1|0|0|1|", b"|1|2|1|3|"))
-    told = await scene.commands.explain(run_id)
-    assert "node 'a' is kept with attempt 2, the log makes it 0" in told["damage"]
+async def test_a_consistent_change_is_detected_by_the_log(damaged_run: DamagedRun) -> None:
+    run_id = await damaged_run.begin()
+    text = await damaged_run.call("HGET", keys_of(run_id)[1], 0)
+    await damaged_run.call("HSET", keys_of(run_id)[1], 0, text.replace(b"|1|0|0|1|", b"|1|2|1|3|"))
+    reported = await damaged_run.commands.explain(run_id)
+    assert "node 'a' is kept with attempt 2, the log makes it 0" in reported["damage"]
 
 
-async def test_no_running_run_is_reported_as_damaged(scene: Scene) -> None:
-    run_id = await scene.begin(max_concurrency=1, on_failure="continue")
+async def test_no_running_run_is_reported_as_damaged(damaged_run: DamagedRun) -> None:
+    run_id = await damaged_run.begin(max_concurrency=1, on_failure="continue")
     for step in range(9):
-        assert await scene.commands.damage(run_id) == []
-        run = await scene.hot.load(run_id)
+        assert await damaged_run.commands.damage(run_id) == []
+        run = await damaged_run.hot.load(run_id)
         for name in "abcd":
             node = run.node(name)
             if node.phase is Phase.PUBLISHED:
-                await scene.start(run_id, name)
+                await damaged_run.start(run_id, name)
             elif node.status is NodeStatus.RUNNING and name == "b":
-                await scene.fail(run_id, name, permanent=step > 5, after=1.0)
+                await damaged_run.fail(run_id, name, permanent=step > 5, after=1.0)
             elif node.status is NodeStatus.RUNNING:
-                await scene.complete(run_id, name)
+                await damaged_run.complete(run_id, name)
             elif node.until is not None:
-                await scene.hot.apply([Wake(run_id, name, node.token)], LATER)
-    assert (await scene.hot.load(run_id)).finished
-    assert await scene.commands.damage(run_id) == []
+                await damaged_run.hot.apply([Wake(run_id, name, node.token)], LATER)
+    assert (await damaged_run.hot.load(run_id)).finished
+    assert await damaged_run.commands.damage(run_id) == []
 
 
 # ── it can be ended ──────────────────────────────────────────────────────────────────────
@@ -203,129 +205,137 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("how", DAMAGE)
-async def test_a_damaged_run_can_always_be_cancelled(scene: Scene, how: str) -> None:
-    run_id = await scene.begin()
+async def test_a_damaged_run_can_always_be_cancelled(damaged_run: DamagedRun, how: str) -> None:
+    run_id = await damaged_run.begin()
     for command in DAMAGE[how](keys_of(run_id)):
-        await scene.call(*command)
-    run = await scene.commands.cancel(run_id)
+        await damaged_run.call(*command)
+    run = await damaged_run.commands.cancel(run_id)
     assert (run.status, run.finished) == (RunStatus.CANCELLED, True)
-    status, finished_at = await scene.call("HMGET", keys_of(run_id)[0], "status", "finished_at")
+    status, finished_at = await damaged_run.call(
+        "HMGET", keys_of(run_id)[0], "status", "finished_at"
+    )
     assert status == b"CANCELLED"
     assert finished_at
-    assert await scene.call("ZSCORE", "wf:active", run_id) is None, "it is on no agenda any more"
+    assert await damaged_run.call("ZSCORE", "wf:active", run_id) is None, (
+        "it is on no agenda any more"
+    )
     with pytest.raises(Conflict):
-        await scene.commands.cancel(run_id)
+        await damaged_run.commands.cancel(run_id)
 
 
 async def test_a_run_without_its_definition_can_be_cancelled(redis_url: str) -> None:
-    async with opened(redis_url) as scene:
-        run_id = await scene.begin()
-    async with opened(redis_url) as scene:  # who has never read it
-        for key in await scene.call("KEYS", "wf:def:*"):
-            await scene.call("SET", key, "{}")
+    async with opened(redis_url) as damaged_run:
+        run_id = await damaged_run.begin()
+    async with opened(redis_url) as damaged_run:  # who has never read it
+        for key in await damaged_run.call("KEYS", "wf:def:*"):
+            await damaged_run.call("SET", key, "{}")
         with pytest.raises(BrokenRun, match="cannot be read"):
-            await scene.commands.explain(run_id)
-        run = await scene.commands.cancel(run_id)
+            await damaged_run.commands.explain(run_id)
+        run = await damaged_run.commands.cancel(run_id)
         assert (run.status, run.finished) == (RunStatus.CANCELLED, True)
-        assert (await scene.commands.get_run(run_id, nodes=False))["status"] == "CANCELLED"
+        assert (await damaged_run.commands.get_run(run_id, nodes=False))["status"] == "CANCELLED"
 
 
 # ── it is rebuilt ────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_run_is_rebuilt_from_its_log_and_has_the_same_end(scene: Scene) -> None:
-    run_id = await scene.begin()
-    await scene.set_node(run_id, 0, "C")
-    told = await scene.commands.repair(run_id, dry_run=True)
-    assert "node 'a' is kept with status COMPLETED, the log makes it QUEUED" in told["differences"]
-    assert not told["repaired"]
-    assert await scene.commands.verify(run_id)
-    done = await scene.commands.repair(run_id)
-    assert (done["repaired"], done["differences"]) == (True, told["differences"])
-    assert await scene.commands.verify(run_id) == []
-    again = await scene.commands.repair(run_id)
+async def test_a_run_is_rebuilt_from_its_log_and_has_the_same_end(damaged_run: DamagedRun) -> None:
+    run_id = await damaged_run.begin()
+    await damaged_run.set_node(run_id, 0, "C")
+    reported = await damaged_run.commands.repair(run_id, dry_run=True)
+    assert (
+        "node 'a' is kept with status COMPLETED, the log makes it QUEUED" in reported["differences"]
+    )
+    assert not reported["repaired"]
+    assert await damaged_run.commands.verify(run_id)
+    done = await damaged_run.commands.repair(run_id)
+    assert (done["repaired"], done["differences"]) == (True, reported["differences"])
+    assert await damaged_run.commands.verify(run_id) == []
+    again = await damaged_run.commands.repair(run_id)
     assert (again["repaired"], again["differences"]) == (False, [])
-    assert (await scene.finish(run_id)).status is RunStatus.COMPLETED
-    assert await scene.commands.verify(run_id) == []
+    assert (await damaged_run.finish(run_id)).status is RunStatus.COMPLETED
+    assert await damaged_run.commands.verify(run_id) == []
 
 
-async def test_a_start_that_survived_stays_with_its_worker(scene: Scene) -> None:
-    run_id = await scene.begin()
-    await scene.do(run_id, "a")
-    await scene.start(run_id, "b")
-    token = (await scene.hot.load(run_id)).node("b").token
-    await scene.set_node(run_id, 3, "F")
-    assert (await scene.commands.repair(run_id))["repaired"]
-    (decision,) = await scene.hot.apply([Complete(run_id, "b", token, 1)], scene.commands.clock())
+async def test_a_start_that_survived_stays_with_its_worker(damaged_run: DamagedRun) -> None:
+    run_id = await damaged_run.begin()
+    await damaged_run.do(run_id, "a")
+    await damaged_run.start(run_id, "b")
+    token = (await damaged_run.hot.load(run_id)).node("b").token
+    await damaged_run.set_node(run_id, 3, "F")
+    assert (await damaged_run.commands.repair(run_id))["repaired"]
+    (decision,) = await damaged_run.hot.apply(
+        [Complete(run_id, "b", token, 1)], damaged_run.commands.clock()
+    )
     assert decision.changed
 
 
 async def test_a_start_whose_token_was_overwritten_is_lost_and_does_not_run_twice_at_once(
-    scene: Scene,
+    damaged_run: DamagedRun,
 ) -> None:
-    run_id = await scene.begin()
-    await scene.start(run_id, "a")
-    token = (await scene.hot.load(run_id)).node("a").token
-    await scene.call("HSET", keys_of(run_id)[1], "0", "W|1|0|0|0|0|0|0||||||")
-    assert (await scene.commands.repair(run_id))["repaired"]
-    node = (await scene.hot.load(run_id)).node("a")
+    run_id = await damaged_run.begin()
+    await damaged_run.start(run_id, "a")
+    token = (await damaged_run.hot.load(run_id)).node("a").token
+    await damaged_run.call("HSET", keys_of(run_id)[1], "0", "W|1|0|0|0|0|0|0||||||")
+    assert (await damaged_run.commands.repair(run_id))["repaired"]
+    node = (await damaged_run.hot.load(run_id)).node("a")
     assert node.status is NodeStatus.RUNNING
     assert node.token[:2] == token[:2]
     assert node.token != token
     assert node.lease_until is not None
-    assert node.lease_until <= scene.commands.clock()
-    assert (await scene.hot.apply([Complete(run_id, "a", token, 1)], 1.0))[0].changed == []
+    assert node.lease_until <= damaged_run.commands.clock()
+    assert (await damaged_run.hot.apply([Complete(run_id, "a", token, 1)], 1.0))[0].changed == []
 
 
 async def test_a_change_during_a_repair_is_not_undone(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    damaged_run: DamagedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_id = await scene.begin()
-    await scene.start(run_id, "a")
-    await scene.set_node(run_id, 3, "S")
+    run_id = await damaged_run.begin()
+    await damaged_run.start(run_id, "a")
+    await damaged_run.set_node(run_id, 3, "S")
     answers = []
 
     async def late(*given: Any) -> bool:
         if not answers:
-            await scene.complete(run_id, "a")
+            await damaged_run.complete(run_id, "a")
         answers.append(await write_back(*given))
         return answers[-1]
 
     monkeypatch.setattr(redis, "write_back", late)
-    assert (await scene.commands.repair(run_id))["repaired"]
+    assert (await damaged_run.commands.repair(run_id))["repaired"]
     assert answers == [False, True]
-    assert (await scene.hot.load(run_id)).node("a").status is NodeStatus.COMPLETED
-    assert await scene.commands.verify(run_id) == []
+    assert (await damaged_run.hot.load(run_id)).node("a").status is NodeStatus.COMPLETED
+    assert await damaged_run.commands.verify(run_id) == []
 
 
 @pytest.mark.parametrize("how", ["gone", "of another kind", "junk", "a gap", "another story"])
-async def test_a_damaged_log_is_refused(scene: Scene, how: str) -> None:
-    run_id = await scene.begin()
-    await scene.do(run_id, "a")
+async def test_a_damaged_log_is_refused(damaged_run: DamagedRun, how: str) -> None:
+    run_id = await damaged_run.begin()
+    await damaged_run.do(run_id, "a")
     log = keys_of(run_id)[5]
     if how in ("gone", "of another kind"):
-        await scene.call("DEL", log)
+        await damaged_run.call("DEL", log)
     if how == "of another kind":
-        await scene.call("SET", log, "junk")
+        await damaged_run.call("SET", log, "junk")
     if how == "junk":
-        await scene.call("LSET", log, 1, "junk")
+        await damaged_run.call("LSET", log, 1, "junk")
     if how == "a gap":
-        await scene.call("LREM", log, 1, (await scene.call("LRANGE", log, 3, 3))[0])
+        await damaged_run.call("LREM", log, 1, (await damaged_run.call("LRANGE", log, 3, 3))[0])
     if how == "another story":
-        await scene.call("RPUSH", log, '[1.0,"node.completed",1,3,1,null]')
-    await scene.set_node(run_id, 0, "F")
+        await damaged_run.call("RPUSH", log, '[1.0,"node.completed",1,3,1,null]')
+    await damaged_run.set_node(run_id, 0, "F")
     with pytest.raises(BrokenRun, match=r"the log itself is damaged: .*cancel it"):
-        await scene.commands.repair(run_id)
-    assert (await scene.commands.cancel(run_id)).finished
+        await damaged_run.commands.repair(run_id)
+    assert (await damaged_run.commands.cancel(run_id)).finished
 
 
-async def test_a_lost_output_is_reported_and_not_invented(scene: Scene) -> None:
-    run_id = await scene.begin()
-    await scene.do(run_id, "a")
-    await scene.call("DEL", keys_of(run_id)[3])
-    await scene.set_node(run_id, 1, "F")
+async def test_a_lost_output_is_reported_and_not_invented(damaged_run: DamagedRun) -> None:
+    run_id = await damaged_run.begin()
+    await damaged_run.do(run_id, "a")
+    await damaged_run.call("DEL", keys_of(run_id)[3])
+    await damaged_run.set_node(run_id, 1, "F")
     with pytest.raises(BrokenRun, match="output of 'a' is lost"):
-        await scene.commands.repair(run_id)
+        await damaged_run.commands.repair(run_id)
 
 
 JUNK = st.sampled_from([b"junk", b"", b"-1", b"9999", b"0|0|1", b"[]", b"C|1|1|0|1|7|1|7||||w|1|2"])
@@ -344,17 +354,17 @@ EDITS = st.one_of(
 )
 
 
-async def _damage(scene: Scene, run_id: str, edits: list[Any]) -> None:
+async def _damage(damaged_run: DamagedRun, run_id: str, edits: list[Any]) -> None:
     keys = dict(zip(PARTS, keys_of(run_id), strict=True))
     for kind, where, value in edits:
         if kind == "status":
-            await scene.set_node(run_id, where, value)
+            await damaged_run.set_node(run_id, where, value)
         elif kind == "gone":
-            await scene.call("DEL", keys[where])
+            await damaged_run.call("DEL", keys[where])
         elif kind == "held":
-            await scene.call("ZADD", keys["held"], value, where)
+            await damaged_run.call("ZADD", keys["held"], value, where)
         else:
-            await scene.call("HSET", keys[kind], where, value)
+            await damaged_run.call("HSET", keys[kind], where, value)
 
 
 @settings(
@@ -369,28 +379,28 @@ def test_any_damaged_run_is_rebuilt_and_has_the_same_end(
     redis_url: str, steps: int, limit: int | None, edits: list[Any]
 ) -> None:
     async def tried() -> None:
-        async with opened(redis_url) as scene:
-            run_id = await scene.begin(max_concurrency=limit)
+        async with opened(redis_url) as damaged_run:
+            run_id = await damaged_run.begin(max_concurrency=limit)
             script = ["a", "a", "b", "b failed", "c", "c"]
             for step in script[:steps]:
-                node = (await scene.hot.load(run_id)).node(step[0])
+                node = (await damaged_run.hot.load(run_id)).node(step[0])
                 if node.phase is Phase.PUBLISHED:
-                    await scene.start(run_id, step[0])
+                    await damaged_run.start(run_id, step[0])
                 elif node.status is NodeStatus.RUNNING and "failed" in step:
-                    await scene.fail(run_id, step[0], after=1.0)
+                    await damaged_run.fail(run_id, step[0], after=1.0)
                 elif node.status is NodeStatus.RUNNING:
-                    await scene.complete(run_id, step[0])
-            before = (await scene.hot.load(run_id)).snapshot()
-            await _damage(scene, run_id, edits)
-            await scene.commands.repair(run_id)
-            assert await scene.commands.verify(run_id) == []
-            after = (await scene.hot.load(run_id)).snapshot()
+                    await damaged_run.complete(run_id, step[0])
+            before = (await damaged_run.hot.load(run_id)).snapshot()
+            await _damage(damaged_run, run_id, edits)
+            await damaged_run.commands.repair(run_id)
+            assert await damaged_run.commands.verify(run_id) == []
+            after = (await damaged_run.hot.load(run_id)).snapshot()
             for name in ("status", "epoch", "unfinished", "failed", "cancelled", "error", "seq"):
                 assert after[name] == before[name], name
-            ended = await scene.finish(run_id)
+            ended = await damaged_run.finish(run_id)
             assert ended.status is RunStatus.COMPLETED
             assert [node.output for node in ended.nodes] == [{"n": 1}] * 4
-            assert await scene.commands.verify(run_id) == []
+            assert await damaged_run.commands.verify(run_id) == []
 
     asyncio.run(tried())
 
@@ -405,15 +415,15 @@ async def test_log_entries_that_redis_lost_come_from_the_archive(
     settings = Settings(redis_url=redis_url, database_url=postgres_url)
     async with commanding(settings) as commands, PipelinedRedis(redis_url) as pipe:
         archive = commands.store._archive  # type: ignore[attr-defined]
-        scene = Scene(commands, pipe)
-        run_id = await scene.begin()
-        await scene.do(run_id, "a")
+        damaged_run = DamagedRun(commands, pipe)
+        run_id = await damaged_run.begin()
+        await damaged_run.do(run_id, "a")
         await archive.keep([run_id])
         key = keys_of(run_id)[PARTS.index(part)]
-        await scene.call("DEL", key)
-        await scene.call("SET", key, "junk")
-        scene.hot.forget(run_id)
-        told = await commands.repair(run_id)
-        assert told["repaired"]
+        await damaged_run.call("DEL", key)
+        await damaged_run.call("SET", key, "junk")
+        damaged_run.hot.forget(run_id)
+        reported = await commands.repair(run_id)
+        assert reported["repaired"]
         assert await commands.verify(run_id) == []
-        assert (await scene.finish(run_id)).status is RunStatus.COMPLETED
+        assert (await damaged_run.finish(run_id)).status is RunStatus.COMPLETED

@@ -166,7 +166,7 @@ async def test_an_unknown_service_name_is_reported_with_a_suggestion(
 # ── services ─────────────────────────────────────────────────────────────────────────────
 
 
-class Team:
+class SentinelServices:
     """An orchestrator, a worker and commands, in this process."""
 
     def __init__(self, settings: Settings) -> None:
@@ -205,7 +205,7 @@ ECHO = {"name": "echo", "nodes": [{"id": "a", "handler": "input"}]}
 
 
 async def ended(commands: Commands, run_id: str) -> str:
-    """Its status; what is asked while nobody leads is asked again."""
+    """Its status; what is asked while there is no primary is asked again."""
     async with asyncio.timeout(SECONDS):
         while True:
             try:
@@ -235,7 +235,7 @@ async def test_a_run_that_a_lagging_replica_lacks_is_restored_from_postgresql(
             recovery_timeout=0.0,
             drain_seconds=0.0,
         )
-        team = Team(settings)
+        team = SentinelServices(settings)
         async with team.at_work() as commands:
             other.ask("REPLICAOF", "NO", "ONE")  # from now on it gets nothing
             run_id = await triggered(commands)
@@ -256,7 +256,9 @@ async def test_services_continue_when_three_sentinels_promote_the_replica(
 ) -> None:
     """Over streams and over Celery, each in a database of its own: one failover for both."""
     with Sentinels() as redis:
-        streams = Team(Settings(redis_url=redis.url(0), lease_seconds=2.0, drain_seconds=0.0))
+        streams = SentinelServices(
+            Settings(redis_url=redis.url(0), lease_seconds=2.0, drain_seconds=0.0)
+        )
         by_celery = Settings(redis_url=redis.url(1), transport="celery", lease_seconds=2.0)
         async with AsyncExitStack() as stack:
             commands = await stack.enter_async_context(streams.at_work())
@@ -281,7 +283,7 @@ async def test_services_continue_when_three_sentinels_promote_the_replica(
                 assert await ended(commands, run_id) == "COMPLETED"
                 assert await ended(commands, await triggered(commands)) == "COMPLETED"
             again = await triggered(others, ECHO)
-            assert await ended(others, again) == "COMPLETED", log.told()
+            assert await ended(others, again) == "COMPLETED", log.reported()
         assert findings["sentinels"].message == "3 answer, 1 replica"
         assert findings["sentinels"].ok
         assert "DOVETAIL_DATABASE_URL" in findings["sentinels"].fix

@@ -1,4 +1,4 @@
-"""What is left on the streams: consumers that are gone, messages that nobody comes to refuse."""
+"""What is left on the streams: consumers that are gone, messages that no worker refuses."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ STREAM = stream_of("h")
 SECONDS = 10.0
 
 
-class Yard:
+class StreamConsumers:
     """One Redis, runs in it, and any number of workers that read the tasks of one handler."""
 
     def __init__(self, pipe: PipelinedRedis, hire: Callable[..., Awaitable[StreamInbox]]) -> None:
@@ -55,8 +55,8 @@ class Yard:
         return StreamGarbage(self.pipe, self.fleet.workers, over, idle_seconds=idle_seconds)
 
     async def consumers(self) -> set[str]:
-        told = await self.pipe.call("XINFO", "CONSUMERS", STREAM, WORKERS)
-        return {one[1].decode() for one in told}
+        reported = await self.pipe.call("XINFO", "CONSUMERS", STREAM, WORKERS)
+        return {one[1].decode() for one in reported}
 
     async def length(self) -> int:
         return int(await self.pipe.call("XLEN", STREAM))
@@ -81,7 +81,7 @@ class Yard:
 
 
 @pytest.fixture
-async def yard(single_or_cluster: Any) -> AsyncIterator[Yard]:
+async def yard(single_or_cluster: Any) -> AsyncIterator[StreamConsumers]:
     single_or_cluster.flush()
     async with AsyncExitStack() as stack:
         pipe = await stack.enter_async_context(PipelinedRedis(single_or_cluster.url))
@@ -91,10 +91,10 @@ async def yard(single_or_cluster: Any) -> AsyncIterator[Yard]:
             reader = StreamReader(blocking, pipe, WORKERS, name)
             return StreamInbox(reader, pipe, ["h"], stale_seconds=stale_seconds)
 
-        yield Yard(pipe, hire)
+        yield StreamConsumers(pipe, hire)
 
 
-async def taken(yard: Yard, name: str, *, settle: bool = True) -> StreamInbox:
+async def taken(yard: StreamConsumers, name: str, *, settle: bool = True) -> StreamInbox:
     """A worker that has read a message, and is done with it if it was settled."""
     inbox = await yard.hire(name)
     await yard.send("run")
@@ -109,7 +109,7 @@ async def taken(yard: Yard, name: str, *, settle: bool = True) -> StreamInbox:
 # --- consumers -----------------------------------------------------------------------------------
 
 
-async def test_a_consumer_that_was_idle_for_long_is_removed(yard: Yard) -> None:
+async def test_a_consumer_that_was_idle_for_long_is_removed(yard: StreamConsumers) -> None:
     for name in ("dead1", "dead2"):
         await taken(yard, name)
     await yard.sender.lost()  # which leaves its mark
@@ -121,7 +121,9 @@ async def test_a_consumer_that_was_idle_for_long_is_removed(yard: Yard) -> None:
     assert await yard.sender.lost() == [], "the mark is where it was"
 
 
-async def test_a_consumer_with_pending_messages_stays_until_another_takes_them(yard: Yard) -> None:
+async def test_a_consumer_with_pending_messages_stays_until_another_takes_them(
+    yard: StreamConsumers,
+) -> None:
     await yard.serve("alive")
     await taken(yard, "dead", settle=False)
     await yard.remains().clear()
@@ -137,7 +139,7 @@ async def test_a_consumer_with_pending_messages_stays_until_another_takes_them(y
 
 
 async def test_a_consumer_that_reads_during_its_removal_keeps_its_message(
-    yard: Yard, monkeypatch: pytest.MonkeyPatch
+    yard: StreamConsumers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await yard.serve("somebody else")
     inbox = await taken(yard, "slow")
@@ -156,7 +158,7 @@ async def test_a_consumer_that_reads_during_its_removal_keeps_its_message(
     assert await yard.pending() == 1
 
 
-async def test_a_live_consumer_stays_even_if_it_is_idle(yard: Yard) -> None:
+async def test_a_live_consumer_stays_even_if_it_is_idle(yard: StreamConsumers) -> None:
     await yard.serve("idle")
     await taken(yard, "idle")
     await yard.remains().clear()
@@ -165,7 +167,7 @@ async def test_a_live_consumer_stays_even_if_it_is_idle(yard: Yard) -> None:
 
 @pytest.mark.parametrize("is_waiting", [False, True])
 async def test_a_live_consumer_that_was_removed_continues_as_before(
-    yard: Yard, is_waiting: bool
+    yard: StreamConsumers, is_waiting: bool
 ) -> None:
     inbox = await taken(yard, "slow")
     reading = asyncio.create_task(inbox.tasks(64)) if is_waiting else None
@@ -193,7 +195,9 @@ async def test_a_live_consumer_that_was_removed_continues_as_before(
 # --- messages ------------------------------------------------------------------------------------
 
 
-async def test_messages_of_ended_runs_without_a_serving_worker_are_removed(yard: Yard) -> None:
+async def test_messages_of_ended_runs_without_a_serving_worker_are_removed(
+    yard: StreamConsumers,
+) -> None:
     ended, going_on, retried = [await yard.run() for _ in range(3)]
     await yard.store.apply([Cancel(ended), Cancel(retried)], 2.0)
     await yard.store.apply([Retry(retried)], 3.0)
@@ -212,7 +216,9 @@ async def test_messages_of_ended_runs_without_a_serving_worker_are_removed(yard:
     assert len(await inbox.tasks(10)) == 1
 
 
-async def test_a_message_of_several_runs_is_removed_with_the_last_of_them(yard: Yard) -> None:
+async def test_a_message_of_several_runs_is_removed_with_the_last_of_them(
+    yard: StreamConsumers,
+) -> None:
     runs = [await yard.run() for _ in range(16)]
     await yard.send(*runs)
     assert await yard.length() < len(runs)
@@ -223,14 +229,14 @@ async def test_a_message_of_several_runs_is_removed_with_the_last_of_them(yard: 
     assert await yard.length() == 0
 
 
-async def test_messages_with_a_serving_worker_are_left_to_it(yard: Yard) -> None:
+async def test_messages_with_a_serving_worker_are_left_to_it(yard: StreamConsumers) -> None:
     await yard.serve("alive")
     await yard.send("gone")
     await yard.remains().clear()
     assert await yard.length() == 1
 
 
-async def test_a_malformed_message_is_left_to_its_reader(yard: Yard) -> None:
+async def test_a_malformed_message_is_left_to_its_reader(yard: StreamConsumers) -> None:
     await yard.pipe.call("XADD", STREAM, "*", "x", "nonsense")
     await yard.pipe.call("SET", stream_of("no stream"), "x")
     await yard.remains().clear()
@@ -238,7 +244,7 @@ async def test_a_malformed_message_is_left_to_its_reader(yard: Yard) -> None:
 
 
 async def test_a_long_stream_is_scanned_in_parts_and_again(
-    yard: Yard, monkeypatch: pytest.MonkeyPatch
+    yard: StreamConsumers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_sender, "READ_TOGETHER", 5)
     monkeypatch.setattr(stream_sender, "MAX_LOOKED_AT", 10)
@@ -265,7 +271,7 @@ async def test_an_orchestrator_collects_garbage(
     monkeypatch.setattr(distributed, "GC_PAUSE_RATIO", 0)
     settings = Settings(redis_url=redis_url, lease_seconds=0.01)
     async with PipelinedRedis(redis_url) as pipe:
-        yard = Yard(pipe, lambda _: None)  # type: ignore[arg-type, return-value]
+        yard = StreamConsumers(pipe, lambda _: None)  # type: ignore[arg-type, return-value]
         await pipe.call("XGROUP", "CREATE", STREAM, WORKERS, "0", "MKSTREAM")
         await pipe.call("XGROUP", "CREATECONSUMER", STREAM, WORKERS, "dead")
         await yard.send("gone")

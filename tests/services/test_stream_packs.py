@@ -39,7 +39,7 @@ def tasks(count: int, **changes: Any) -> list[Task]:
     return [plain._replace(node_id=f"n{i}", config={"i": i}, node_index=i) for i in range(count)]
 
 
-class Post:
+class PackedStreams:
     """One Redis, a sender that knows `h` to be quick, and any number of workers."""
 
     def __init__(self, pipe: PipelinedRedis, hire: Callable[..., Awaitable[StreamInbox]]) -> None:
@@ -55,14 +55,14 @@ class Post:
         return int(await self.pipe.call("XLEN", STREAM))
 
     async def emptied(self) -> None:
-        """Nobody waits for it to be told so."""
+        """No caller waits for the reply."""
         async with asyncio.timeout(10):
             while await self.pending() or await self.length():
                 await asyncio.sleep(0.001)
 
 
 @pytest.fixture
-async def post(redis_url: str) -> AsyncIterator[Post]:
+async def post(redis_url: str) -> AsyncIterator[PackedStreams]:
     async with AsyncExitStack() as stack:
         pipe = await stack.enter_async_context(PipelinedRedis(redis_url))
 
@@ -71,16 +71,16 @@ async def post(redis_url: str) -> AsyncIterator[Post]:
             reader = StreamReader(blocking, pipe, WORKERS, name)
             return StreamInbox(reader, pipe, ["h", "other"], stale_seconds=stale_seconds)
 
-        yield Post(pipe, hire)
+        yield PackedStreams(pipe, hire)
 
 
-async def settled(inbox: StreamInbox, found: Sequence[Received], post: Post) -> None:
+async def settled(inbox: StreamInbox, found: Sequence[Received], post: PackedStreams) -> None:
     await inbox.acknowledge([message for message, _ in found])
     await post.pipe.call("PING")  # what is settled travels with whatever comes next
 
 
 async def test_tasks_of_a_fast_handler_share_messages_and_arrive_unchanged(
-    post: Post,
+    post: PackedStreams,
 ) -> None:
     sent = [
         *tasks(100),
@@ -98,7 +98,7 @@ async def test_tasks_of_a_fast_handler_share_messages_and_arrive_unchanged(
     assert await post.length() == 11 + -(-139 // MAX_TASKS_PACKED)
 
 
-async def test_tasks_of_one_message_share_no_mutable_values(post: Post) -> None:
+async def test_tasks_of_one_message_share_no_mutable_values(post: PackedStreams) -> None:
     await post.sender.send(tasks(128, params={"p": [1]}))
     found = [task for _, task in await (await post.hire("w")).tasks(128)]
     for task in found[::2]:
@@ -108,23 +108,25 @@ async def test_tasks_of_one_message_share_no_mutable_values(post: Post) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2 * FEWEST_MESSAGES - 1])
-async def test_a_few_tasks_get_one_message_each(post: Post, count: int) -> None:
+async def test_a_few_tasks_get_one_message_each(post: PackedStreams, count: int) -> None:
     await post.sender.send(tasks(count))
     assert await post.length() == count
 
 
 @pytest.mark.parametrize("count", [2 * FEWEST_MESSAGES, 64, 100, 1000])
-async def test_there_are_enough_messages_for_many_workers(post: Post, count: int) -> None:
+async def test_there_are_enough_messages_for_many_workers(post: PackedStreams, count: int) -> None:
     await post.sender.send(tasks(count))
     assert FEWEST_MESSAGES <= await post.length() < count
 
 
-async def test_a_handler_without_a_known_speed_gets_one_message_per_task(post: Post) -> None:
+async def test_a_handler_without_a_known_speed_gets_one_message_per_task(
+    post: PackedStreams,
+) -> None:
     await post.sender.send(tasks(100, handler="other"))
     assert await post.pipe.call("XLEN", stream_of("other")) == 100
 
 
-async def test_a_message_is_settled_with_the_last_of_its_tasks(post: Post) -> None:
+async def test_a_message_is_settled_with_the_last_of_its_tasks(post: PackedStreams) -> None:
     await post.sender.send(tasks(128))
     inbox = await post.hire("w")
     first = await inbox.tasks(3)  # it could not know that three messages are not three tasks
@@ -138,7 +140,7 @@ async def test_a_message_is_settled_with_the_last_of_its_tasks(post: Post) -> No
     assert await post.length() == FEWEST_MESSAGES - 1
 
 
-async def test_all_tasks_of_a_message_of_a_dead_worker_are_reclaimed(post: Post) -> None:
+async def test_all_tasks_of_a_message_of_a_dead_worker_are_reclaimed(post: PackedStreams) -> None:
     await post.sender.send(tasks(128))
     dead = await post.hire("dead")
     begun = await dead.tasks(5)
@@ -147,7 +149,7 @@ async def test_all_tasks_of_a_message_of_a_dead_worker_are_reclaimed(post: Post)
     heir._look_at = 0.0
     found = await heir.tasks(1000)
     heir._look_at = float("inf")
-    found += await heir.tasks(1000)  # and what nobody had read
+    found += await heir.tasks(1000)  # and what was not read
     assert sorted(task.node_index or 0 for _, task in found) == list(range(128))
     await settled(heir, found, post)
     await post.emptied()
@@ -164,7 +166,7 @@ async def test_all_tasks_of_a_message_of_a_dead_worker_are_reclaimed(post: Post)
     ],
 )
 async def test_a_message_with_malformed_further_tasks_becomes_a_dead_letter(
-    post: Post, more: str
+    post: PackedStreams, more: str
 ) -> None:
     (good,) = tasks(1)
     await post.pipe.call("XADD", STREAM, "*", *task_fields(good), "more", more)
@@ -175,7 +177,9 @@ async def test_a_message_with_malformed_further_tasks_becomes_a_dead_letter(
     assert await post.length() == 0
 
 
-async def test_further_tasks_are_found_at_any_position_of_their_message(post: Post) -> None:
+async def test_further_tasks_are_found_at_any_position_of_their_message(
+    post: PackedStreams,
+) -> None:
     (good,) = tasks(1)
     more = '[["r","1.1.5","{}","{}","n",{},1]]'
     await post.pipe.call("XADD", STREAM, "*", "more", more, *task_fields(good))
@@ -183,7 +187,7 @@ async def test_further_tasks_are_found_at_any_position_of_their_message(post: Po
     assert found == ["run", "r"]
 
 
-async def test_leftover_tasks_of_a_read_are_filled_up_from_the_next(post: Post) -> None:
+async def test_leftover_tasks_of_a_read_are_filled_up_from_the_next(post: PackedStreams) -> None:
     await post.sender.send(tasks(6000))
     inbox = await post.hire("w")
     given = []
@@ -195,7 +199,7 @@ async def test_leftover_tasks_of_a_read_are_filled_up_from_the_next(post: Post) 
 
 
 async def test_a_worker_with_leftover_tasks_does_not_wait_for_more(
-    post: Post, monkeypatch: pytest.MonkeyPatch
+    post: PackedStreams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "BLOCK_MILLISECONDS", 60_000)
     await post.sender.send(tasks(4 * FEWEST_MESSAGES))
@@ -205,7 +209,7 @@ async def test_a_worker_with_leftover_tasks_does_not_wait_for_more(
     assert len(first) + len(rest) == 4 * FEWEST_MESSAGES
 
 
-async def test_waiting_work_is_counted_in_tasks_not_in_messages(post: Post) -> None:
+async def test_waiting_work_is_counted_in_tasks_not_in_messages(post: PackedStreams) -> None:
     await post.sender.send(tasks(1000))
     await post.sender.send(tasks(3))
     await post.sender.send(tasks(100, handler="other"))
@@ -215,7 +219,9 @@ async def test_waiting_work_is_counted_in_tasks_not_in_messages(post: Post) -> N
     assert waiting == {"h": 1003, "other": 100, "odd": 5, "none": 0}
 
 
-async def test_the_number_of_waiting_tasks_in_a_long_stream_is_estimated(post: Post) -> None:
+async def test_the_number_of_waiting_tasks_in_a_long_stream_is_estimated(
+    post: PackedStreams,
+) -> None:
     count = 2 * MAX_READ_MESSAGES * MAX_TASKS_PACKED
     await post.sender.send(tasks(7))
     await post.sender.send(tasks(count))
@@ -223,7 +229,7 @@ async def test_the_number_of_waiting_tasks_in_a_long_stream_is_estimated(post: P
     assert waiting["h"] == pytest.approx(count, rel=0.1)
 
 
-async def test_a_worker_with_few_free_slots_reads_few_messages(post: Post) -> None:
+async def test_a_worker_with_few_free_slots_reads_few_messages(post: PackedStreams) -> None:
     await post.sender.send(tasks(1000))
     inbox = await post.hire("w")
     await settled(inbox, await inbox.tasks(2), post)  # this one could not know how many there are
@@ -239,7 +245,7 @@ async def test_a_worker_with_few_free_slots_reads_few_messages(post: Post) -> No
 # ── who is quick ─────────────────────────────────────────────────────────────────────────
 
 
-async def worked_off(post: Post, given: Sequence[Task], pause: float = 0.0) -> list[str]:
+async def worked_off(post: PackedStreams, given: Sequence[Task], pause: float = 0.0) -> list[str]:
     """What a worker says of its handlers that was given these, and needed so long for them."""
     inbox = await post.hire("w")
     await StreamSender(post.pipe).send(given)
@@ -258,23 +264,23 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-async def test_a_worker_reports_which_handlers_are_fast(post: Post) -> None:
+async def test_a_worker_reports_which_handlers_are_fast(post: PackedStreams) -> None:
     assert await worked_off(post, tasks(20)) == ["h"]
 
 
 @pytest.mark.usefixtures("patient")
-async def test_a_few_results_do_not_show_that_a_handler_is_fast(post: Post) -> None:
+async def test_a_few_results_do_not_show_that_a_handler_is_fast(post: PackedStreams) -> None:
     assert await worked_off(post, tasks(3)) == []
 
 
 @pytest.mark.usefixtures("patient")
-async def test_mixed_results_do_not_show_which_handler_is_fast(post: Post) -> None:
+async def test_mixed_results_do_not_show_which_handler_is_fast(post: PackedStreams) -> None:
     both = [*tasks(20), *tasks(20, run_id="r2", handler="other")]
     assert await worked_off(post, both) == []
 
 
 async def test_a_handler_that_becomes_slow_is_no_longer_fast(
-    post: Post, monkeypatch: pytest.MonkeyPatch
+    post: PackedStreams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_inbox, "QUICK_SECONDS", 60.0)
     inbox = await post.hire("w")
@@ -290,14 +296,14 @@ async def test_a_handler_that_becomes_slow_is_no_longer_fast(
 
 @pytest.mark.usefixtures("patient")
 async def test_an_old_measurement_of_a_fast_handler_does_not_count(
-    post: Post, monkeypatch: pytest.MonkeyPatch
+    post: PackedStreams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_inbox, "QUICK_FOR_SECONDS", 0.0)
     assert await worked_off(post, tasks(20)) == []
 
 
 async def test_a_sender_learns_the_fast_handlers_from_live_workers(
-    post: Post, monkeypatch: pytest.MonkeyPatch
+    post: PackedStreams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "LEARN_SECONDS", 0.0)
     fleet = WorkerRegistry(post.pipe)
@@ -325,7 +331,7 @@ async def test_a_sender_learns_the_fast_handlers_from_live_workers(
 # ── what is kept is shared ───────────────────────────────────────────────────────────────
 
 
-async def keeping(post: Post) -> tuple[StreamInbox, list[Received]]:
+async def keeping(post: PackedStreams) -> tuple[StreamInbox, list[Received]]:
     """A worker that has begun some of what it has read, and what that is."""
     await post.sender.send(tasks(128))
     inbox = await post.hire("keeper")
@@ -336,7 +342,7 @@ async def keeping(post: Post) -> tuple[StreamInbox, list[Received]]:
 
 
 async def test_tasks_that_cannot_start_here_are_shared_with_other_workers(
-    post: Post, monkeypatch: pytest.MonkeyPatch
+    post: PackedStreams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its slots are taken by what is slow after all."""
     monkeypatch.setattr(stream_inbox, "SHARE_SECONDS", 0.0)
@@ -351,7 +357,7 @@ async def test_tasks_that_cannot_start_here_are_shared_with_other_workers(
 
 
 async def test_tasks_that_could_not_be_sent_again_are_not_settled(
-    post: Post, monkeypatch: pytest.MonkeyPatch
+    post: PackedStreams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_inbox, "SHARE_SECONDS", 0.0)
     keeper, _ = await keeping(post)
@@ -370,7 +376,7 @@ async def test_tasks_that_could_not_be_sent_again_are_not_settled(
 
 
 async def test_tasks_that_would_take_long_in_sequence_are_shared_with_other_workers(
-    post: Post,
+    post: PackedStreams,
 ) -> None:
     keeper, _ = await keeping(post)
     keeper._pace = stream_inbox.LONG_SECONDS / 108
@@ -378,7 +384,7 @@ async def test_tasks_that_would_take_long_in_sequence_are_shared_with_other_work
     assert await post.length() == 108
 
 
-async def test_tasks_that_can_start_soon_are_kept(post: Post) -> None:
+async def test_tasks_that_can_start_soon_are_kept(post: PackedStreams) -> None:
     keeper, _ = await keeping(post)
     await keeper.share_once()
     assert await post.length() == await post.pending() == FEWEST_MESSAGES
@@ -386,7 +392,7 @@ async def test_tasks_that_can_start_soon_are_kept(post: Post) -> None:
 
 
 async def test_tasks_are_kept_while_other_workers_have_messages_to_read(
-    post: Post, monkeypatch: pytest.MonkeyPatch
+    post: PackedStreams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would have to wait behind all of that."""
     monkeypatch.setattr(stream_inbox, "SHARE_SECONDS", 0.0)
@@ -397,7 +403,9 @@ async def test_tasks_are_kept_while_other_workers_have_messages_to_read(
     assert len(await keeper.tasks(1000)) == 108
 
 
-async def test_a_leaving_worker_returns_the_tasks_that_it_did_not_start(post: Post) -> None:
+async def test_a_leaving_worker_returns_the_tasks_that_it_did_not_start(
+    post: PackedStreams,
+) -> None:
     keeper, begun = await keeping(post)
     await keeper.close()
     found = await (await post.hire("other")).tasks(1000)

@@ -1,4 +1,4 @@
-"""Messages on streams: what goes out comes in, and what is no message of ours stops nobody."""
+"""Messages on streams: what goes out comes in, and what is no message of ours stops no worker."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ async def test_a_settled_message_that_was_not_deleted_is_deleted_later(
     await other.claim_stale([stream_of("h")], 60.0, 10)
     left = [entry[0].decode() for entry in await ends.pipe.call("XRANGE", stream_of("h"), "-", "+")]
     assert left[:-1] == [message.id for message in read[3 - held :]]
-    assert len(left) == held + 1, "what nobody has read stays"
+    assert len(left) == held + 1, "what was not read stays"
 
 
 async def test_a_message_that_another_group_has_not_read_stays(ends: Ends) -> None:
@@ -182,9 +182,9 @@ async def test_messages_whose_delivery_was_lost_are_read_after_redis_has_loaded_
 
     def answer(self: PipelinedRedis, commands: Any, **more: Any) -> Any:
         if loading and commands[0][0] == "XREADGROUP":
-            told = asyncio.get_running_loop().create_future()
-            told.set_result([loading.pop()])
-            return told
+            reported = asyncio.get_running_loop().create_future()
+            reported.set_result([loading.pop()])
+            return reported
         return ask(self, commands, **more)
 
     monkeypatch.setattr(PipelinedRedis, "send", answer)
@@ -261,7 +261,7 @@ async def test_a_stop_message_reaches_its_listeners(ends: Ends, redis_url: str) 
     await ends.sender.stop(old)
     async with PipelinedRedis(redis_url) as listening:
         feed = StopBroadcast(listening)
-        assert await feed.next() == []  # what was ordered before concerns nobody here
+        assert await feed.next() == []  # what was ordered before concerns no worker here
         await ends.sender.stop(new)
         assert await feed.next() == [new]
 
@@ -285,32 +285,32 @@ async def test_a_waiting_orchestrator_gets_all_results_that_were_sent_together(
 ) -> None:
     reading = asyncio.ensure_future(ends.results.read([RESULTS], 100))
     await blocked(ends.pipe)
-    told = [Complete("run", f"n{n}", TOKEN, {"n": n}) for n in range(30)]
-    await ends.inbox.send(told)
-    assert [message.content for message in await reading] == told
+    reported = [Complete("run", f"n{n}", TOKEN, {"n": n}) for n in range(30)]
+    await ends.inbox.send(reported)
+    assert [message.content for message in await reading] == reported
 
 
 def many_results() -> list[Any]:
     """Of several runs and starts, some of them not to be packed."""
-    told: list[Any] = [
+    reported: list[Any] = [
         Complete(
             f"run{n // 50}", f"n{n}", TOKEN if n % 3 else Token(1, 1, 5), {"n": [n, "ü", None]}
         )
         for n in range(150)
     ]
-    told[7] = Fail("run", "failed", TOKEN, {"type": "E", "message": "m"})
-    told[8] = Complete("run", "cached", TOKEN, 1, Caching("key", 60.0))
-    told[9] = Complete("run", "large", TOKEN, "x" * 10_000)
-    return told
+    reported[7] = Fail("run", "failed", TOKEN, {"type": "E", "message": "m"})
+    reported[8] = Complete("run", "cached", TOKEN, 1, Caching("key", 60.0))
+    reported[9] = Complete("run", "large", TOKEN, "x" * 10_000)
+    return reported
 
 
 async def test_many_results_share_few_messages_and_arrive_unchanged(
     ends: Ends,
 ) -> None:
-    told = many_results()
-    await ends.inbox.send(told)
+    reported = many_results()
+    await ends.inbox.send(reported)
     found = await ends.results.read([RESULTS], 100)
-    assert sorted(map(str, (message.content for message in found))) == sorted(map(str, told))
+    assert sorted(map(str, (message.content for message in found))) == sorted(map(str, reported))
     assert await ends.pipe.call("XLEN", RESULTS) == 3 + 3
     await ends.results.acknowledge(found)
     assert await ends.pipe.call("XLEN", RESULTS) == 0
@@ -318,10 +318,10 @@ async def test_many_results_share_few_messages_and_arrive_unchanged(
 
 
 async def test_a_few_results_get_one_message_each(ends: Ends) -> None:
-    told = [Complete("run", f"n{n}", TOKEN, n) for n in range(7)]
-    await ends.inbox.send(told)
+    reported = [Complete("run", f"n{n}", TOKEN, n) for n in range(7)]
+    await ends.inbox.send(reported)
     found = await ends.results.read([RESULTS], 100)
-    assert [message.content for message in found] == told
+    assert [message.content for message in found] == reported
     assert len({message.id for message in found}) == 7
 
 
@@ -358,10 +358,10 @@ async def test_each_result_that_redis_refused_is_sent_again(
 
     (reader, _), *_ = ends.inbox._readers
     monkeypatch.setattr(reader, "send", send)
-    told = [Complete("run", f"n{n}", TOKEN, n) for n in range(4)]
-    await ends.inbox.send(told[:1])
+    reported = [Complete("run", f"n{n}", TOKEN, n) for n in range(4)]
+    await ends.inbox.send(reported[:1])
     # The first of these waits until that has arrived, and others come meanwhile.
-    await asyncio.gather(*(ends.inbox.send([one]) for one in told[1:]))
+    await asyncio.gather(*(ends.inbox.send([one]) for one in reported[1:]))
     await ends.inbox._arrived()
     found = [message.content for message in await ends.results.read([RESULTS], 100)]
     assert sorted(one.node for one in found) == ["n0", "n1", "n2", "n3"]
@@ -370,17 +370,17 @@ async def test_each_result_that_redis_refused_is_sent_again(
 async def test_the_latest_results_are_sent_again_if_redis_may_have_lost_them(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = many_results()
-    await ends.inbox.send(told[:20])
+    reported = many_results()
+    await ends.inbox.send(reported[:20])
     monkeypatch.setattr(stream_inbox, "REPEAT_SECONDS", -1.0)
-    await ends.inbox.send(told[20:30])
+    await ends.inbox.send(reported[20:30])
     monkeypatch.undo()
-    await ends.inbox.send(told[30:])
+    await ends.inbox.send(reported[30:])
     await ends.inbox._arrived()
     await ends.pipe.call("DEL", RESULTS)
     await ends.inbox.tell_again()
     found = [message.content for message in await ends.results.read([RESULTS], 100)]
-    assert sorted(map(str, found)) == sorted(map(str, told[30:])), (
+    assert sorted(map(str, found)) == sorted(map(str, reported[30:])), (
         "what is old is in the log by now"
     )
 
@@ -402,7 +402,7 @@ async def test_the_results_kept_for_sending_again_are_bounded(
 async def test_a_too_deeply_nested_output_becomes_a_dead_letter(
     ends: Ends, field: dict[str, str]
 ) -> None:
-    """It can be read, and not be written again: whoever applied it would end over it."""
+    """It can be read, and not be written again: a process that applied it would end over it."""
     given = {"run_id": "r", "node_id": "n", "token": str(TOKEN), "success": "1"}
     given |= {"output": NESTED, "error": "null", **field}
     await ends.pipe.call("XADD", RESULTS, "*", *(part for pair in given.items() for part in pair))
@@ -417,7 +417,7 @@ def failed(error: str, **more: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("told", "kind", "message"),
+    ("reported", "kind", "message"),
     [
         ('{"type": "E", "message": "m", "where": "x.py:3"}', "E", "m"),
         ('{"type": 1}', "error", "it did not say how"),
@@ -428,9 +428,9 @@ def failed(error: str, **more: str) -> list[str]:
     ],
 )
 async def test_every_received_error_has_a_type_and_a_message(
-    ends: Ends, told: str, kind: str, message: str
+    ends: Ends, reported: str, kind: str, message: str
 ) -> None:
-    await ends.pipe.call("XADD", RESULTS, "*", *failed(told))
+    await ends.pipe.call("XADD", RESULTS, "*", *failed(reported))
     (found,) = await ends.results.read([RESULTS], 10)
     assert (found.content.error["type"], found.content.error["message"]) == (kind, message)
 
@@ -499,7 +499,7 @@ async def test_messages_that_were_read_but_not_opened_are_returned_to_other_work
 
 
 async def blocked(pipe: PipelinedRedis) -> None:
-    """Somebody waits for something to read."""
+    """A worker waits for something to read."""
     async with asyncio.timeout(5):
         while b"blocked_clients:1" not in await pipe.call("INFO", "clients"):
             await asyncio.sleep(0.001)

@@ -1,4 +1,4 @@
-"""TLS to Redis, with a private authority: who is let in, and who is told what is wrong.
+"""TLS to Redis, with a private authority: which client is let in, and what an error says.
 
 The same cases for every way to connect: the pipelined connection, the blocking one of a Celery
 process, Celery's own through kombu, and `dovetail doctor`.
@@ -35,7 +35,7 @@ DAY = timedelta(days=1)
 
 
 @dataclass
-class Stage:
+class TlsServer:
     server: RedisServer
     port: int
     authority: Authority
@@ -57,7 +57,7 @@ class Stage:
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsServer]:
     folder = tmp_path_factory.mktemp("certificates")
     authority, other = Authority(folder, "authority"), Authority(folder, "other")
     valid = authority.pair("valid", [HOST])
@@ -70,7 +70,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         "tls-auth-clients": "no",
     }
     with RedisServer(settings=settings) as server:
-        yield Stage(
+        yield TlsServer(
             *(server, port, authority, other, valid),
             authority.pair("expired", [HOST], begins=-2 * DAY, ends=-DAY),
             authority.pair("client"),
@@ -82,18 +82,18 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 class Case:
     """How a server is set, what the URL says of it, and what comes of it."""
 
-    options: Callable[[Stage], dict[str, str]]
+    options: Callable[[TlsServer], dict[str, str]]
     refused: str = ""
     expired: bool = False
     asks_clients: bool = False
     host: str = HOST
 
 
-def trusting(**more: str) -> Callable[[Stage], dict[str, str]]:
+def trusting(**more: str) -> Callable[[TlsServer], dict[str, str]]:
     return lambda stage: {"ssl_ca_certs": str(stage.authority.certificate), **more}
 
 
-def showing(pair: Callable[[Stage], Pair]) -> Callable[[Stage], dict[str, str]]:
+def showing(pair: Callable[[TlsServer], Pair]) -> Callable[[TlsServer], dict[str, str]]:
     return lambda stage: {
         "ssl_ca_certs": str(stage.authority.certificate),
         "ssl_certfile": str(pair(stage).certificate),
@@ -140,7 +140,7 @@ async def by_celery(url: str) -> None:
             made.ensure_connection(max_retries=1, interval_start=0.0)
             assert made.channel().client.ping()
 
-    await told_by_redis_py(ping)
+    await explained_by_redis_py(ping)
 
 
 async def results_of_celery(url: str) -> None:
@@ -152,10 +152,10 @@ async def results_of_celery(url: str) -> None:
         assert backend.client.ping()
         backend.client.close()
 
-    await told_by_redis_py(ping)
+    await explained_by_redis_py(ping)
 
 
-async def told_by_redis_py(ping: Callable[[], None]) -> None:
+async def explained_by_redis_py(ping: Callable[[], None]) -> None:
     try:
         await asyncio.to_thread(ping)
     except (redis.exceptions.ConnectionError, OperationalError, OSError) as error:
@@ -167,7 +167,7 @@ async def told_by_redis_py(ping: Callable[[], None]) -> None:
             "RESET": "ssl_certfile and ssl_keyfile",
             "BROKEN PIPE": "ssl_certfile and ssl_keyfile",
         }
-        found = next((told for sign, told in known.items() if sign in text.upper()), text)
+        found = next((reported for sign, reported in known.items() if sign in text.upper()), text)
         raise RedisError(found) from None
 
 
@@ -194,7 +194,7 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS.values(), ids=list(WAYS))
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 async def test_a_connection_needs_mutual_trust(
-    stage: Stage, case: Case, way: Callable[[str], Awaitable[None]]
+    stage: TlsServer, case: Case, way: Callable[[str], Awaitable[None]]
 ) -> None:
     stage.serve(stage.expired if case.expired else stage.valid, asks_clients=case.asks_clients)
     url = stage.url(case.options(stage), case.host)
@@ -206,7 +206,7 @@ async def test_a_connection_needs_mutual_trust(
 
 
 async def test_renewed_certificates_are_used_at_the_next_connection(
-    stage: Stage, tmp_path: Path
+    stage: TlsServer, tmp_path: Path
 ) -> None:
     stage.serve(stage.valid, asks_clients=True)
     certificate, key = tmp_path / "client.crt", tmp_path / "client.key"
@@ -223,20 +223,20 @@ async def test_renewed_certificates_are_used_at_the_next_connection(
 
 
 @pytest.mark.parametrize("option", ["ssl_ca_certs", "ssl_certfile"])
-async def test_a_missing_certificate_file_is_named(stage: Stage, option: str) -> None:
+async def test_a_missing_certificate_file_is_named(stage: TlsServer, option: str) -> None:
     with pytest.raises(RedisError, match=f"no file /none.pem, which {option} names"):
         await pipelined(stage.url({option: "/none.pem"}))
     with pytest.raises(RedisError, match=f"no file /none.pem, which {option} names"):
         await blocking(stage.url({option: "/none.pem"}))
 
 
-async def test_a_key_that_does_not_match_its_certificate_is_reported(stage: Stage) -> None:
+async def test_a_key_that_does_not_match_its_certificate_is_reported(stage: TlsServer) -> None:
     wrong = {"ssl_certfile": str(stage.client.certificate), "ssl_keyfile": str(stage.valid.key)}
     with pytest.raises(RedisError, match=r"ssl_certfile, ssl_keyfile: .* cannot be used"):
         await pipelined(stage.url(wrong))
 
 
-async def test_a_cluster_node_is_verified_by_its_own_name(stage: Stage) -> None:
+async def test_a_cluster_node_is_verified_by_its_own_name(stage: TlsServer) -> None:
     stage.serve(stage.valid)
     url = stage.url({"ssl_ca_certs": str(stage.authority.certificate)}, host="localhost")
     async with PipelinedRedis(url, node=(HOST, stage.port)) as node:

@@ -1,4 +1,4 @@
-"""All services on a Redis have one transport: a service with another is refused, and told."""
+"""All services on a Redis have one transport: a service with another is refused with a message."""
 
 from __future__ import annotations
 
@@ -139,13 +139,13 @@ async def test_the_doctor_reports_mixed_transports(pipe: PipelinedRedis, redis_u
 
     assert await found() == (True, "streams")
     await ServiceRegistry(pipe).join(CELERY)
-    ok, told = await found()
+    ok, reported = await found()
     assert not ok
-    assert "transport celery (1 worker)" in told
+    assert "transport celery (1 worker)" in reported
     await ServiceRegistry(pipe).beat(AnnouncedService("streams", "orchestrator", "x"))
-    ok, told = await found()
+    ok, reported = await found()
     assert not ok
-    assert "celery (1 worker) and streams (1 orchestrator)" in told
+    assert "celery (1 worker) and streams (1 orchestrator)" in reported
 
 
 @pytest.mark.parametrize(

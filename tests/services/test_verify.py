@@ -26,7 +26,7 @@ from dovetail.stores.redis.store import RedisStore, keys_of
 from dovetail.wiring.distributed import commanding, orchestrate, working
 
 from ..contracts.stores import read
-from ..core.drawn import CONDITIONS, KINDS, TOKENS, Deed, Meaning
+from ..core.drawn import CONDITIONS, KINDS, TOKENS, DrawnAction, Meaning
 from ..core.walk import graph
 from .archive_world import World, a_world
 
@@ -67,7 +67,7 @@ async def meddle(store: RedisStore, run_id: str, random: Random, clock: count[in
         moves = []
         for _ in range(random.randint(1, 3)):
             places = random.randrange(41), random.randrange(len(TOKENS))
-            move = meaning.of(Deed(random.randrange(len(KINDS)), *places, 0.0), run, now)
+            move = meaning.of(DrawnAction(random.randrange(len(KINDS)), *places, 0.0), run, now)
             moves.append(move._replace(behind=0.0) if isinstance(move, TakeOver) else move)
         await store.apply(moves, now)
 

@@ -84,9 +84,9 @@ async def test_the_secrets_declaration_of_a_handler_comes_from_its_worker(
     node = {"id": "a", "handler": "all", "config": {"k": "{{ secrets.KEY }}"}}
     definition = {"name": "w", "nodes": [node]}
     assert check(definition, handlers).valid
-    told = orjson.loads(await pipe.call("HGET", WORKERS, "w"))
-    del told["secrets"]  # as a worker from before the rule announces itself
-    await pipe.call("HSET", WORKERS, "w", orjson.dumps(told))
+    reported = orjson.loads(await pipe.call("HGET", WORKERS, "w"))
+    del reported["secrets"]  # as a worker from before the rule announces itself
+    await pipe.call("HSET", WORKERS, "w", orjson.dumps(reported))
     await handlers.learn()
     (problem,) = check(definition, handlers).errors
     assert problem.code == "template_forbidden"

@@ -27,7 +27,7 @@ T = 1000.0
 
 @pytest.fixture
 async def pair(tmp_path: Path) -> AsyncIterator[tuple[SqliteStore, SqliteStore]]:
-    """Who drives the runs, and somebody else who moves them; the other writes in its thread."""
+    """Who drives the runs, and another process that moves them; the other writes in its thread."""
     async with AsyncExitStack() as stack:
         driver, other = [
             await stack.enter_async_context(SqliteStore(tmp_path / "runs.db", sync="normal"))
@@ -100,18 +100,18 @@ async def test_decisions_equal_the_log_even_if_the_run_ended_elsewhere_meanwhile
     run_id, begun = await create(driver, graph({"a": []}))
     late = Complete(run_id, "a", begun.dispatch[0].token, 1)
 
-    async def told(store: SqliteStore, move: Transition) -> Decision:
+    async def reported(store: SqliteStore, move: Transition) -> Decision:
         (decision,) = await store.apply([move], T, durable=True)
         return decision
 
-    answers = [begun, await told(other, Cancel(run_id))]
+    answers = [begun, await reported(other, Cancel(run_id))]
     gate = held(driver)
     # It is refused by what the driver knows, and then made with what the file has.
-    retried = asyncio.create_task(told(driver, Retry(run_id)))
+    retried = asyncio.create_task(reported(driver, Retry(run_id)))
     await asyncio.sleep(0)
-    refused = asyncio.create_task(told(driver, late))
+    refused = asyncio.create_task(reported(driver, late))
     await asyncio.sleep(0)
-    answers.append(await told(other, late))
+    answers.append(await reported(other, late))
     gate.set()
     answers += await asyncio.wait_for(asyncio.gather(retried, refused), 10)
 

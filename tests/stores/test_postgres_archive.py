@@ -1,4 +1,4 @@
-"""What the archive keeps of a run, whoever writes it, however late and however often."""
+"""What the archive keeps of a run, whichever process writes it, however late and however often."""
 
 from __future__ import annotations
 
@@ -324,7 +324,7 @@ class TestGenerations:
     ) -> None:
         run_id = (await accepted(records)).run_id
         await archive.write(snapshot(run_id, 4))
-        await archive.write(snapshot(run_id, 6, first=5))  # by somebody who saw what is lost now
+        await archive.write(snapshot(run_id, 6, first=5))  # by a process that saw what is lost now
         others = [
             orjson.dumps([NOW + 1, f"1.{seq}", 1, None, None, None]) for seq in range(5, last + 1)
         ]

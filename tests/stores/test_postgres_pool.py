@@ -87,8 +87,8 @@ class TestConnecting:
             for _ in range(4)
         ]
         for process in processes:
-            _, told = process.communicate(timeout=60)
-            assert process.returncode == 0, told.decode()
+            _, reported = process.communicate(timeout=60)
+            assert process.returncode == 0, reported.decode()
 
     async def test_a_pool_is_bounded(self, pool: PostgresPool, url: str) -> None:
         async with PostgresPool(url) as other:
@@ -183,7 +183,7 @@ class TestTheSchema:
 
 class TestFailures:
     @pytest.mark.parametrize(
-        ("code", "told"),
+        ("code", "reported"),
         [
             ("53100", "disk .* is full.*free some space"),
             ("53300", "no connection left.*max_connections"),
@@ -194,16 +194,16 @@ class TestFailures:
             ("58030", "disk full or failing"),
             ("XX001", "damaged"),
             ("55P03", "migrating"),
-            ("22012", r"told so \(22012\)"),
+            ("22012", r"as asked \(22012\)"),
         ],
     )
     async def test_an_error_of_postgresql_is_explained(
-        self, pool: PostgresPool, code: str, told: str
+        self, pool: PostgresPool, code: str, reported: str
     ) -> None:
-        sql = f"DO $$ BEGIN RAISE EXCEPTION 'told so' USING ERRCODE = '{code}'; END $$"
-        with pytest.raises(StoreError, match=told) as raised:
+        sql = f"DO $$ BEGIN RAISE EXCEPTION 'as asked' USING ERRCODE = '{code}'; END $$"
+        with pytest.raises(StoreError, match=reported) as raised:
             await pool.transact(lambda c: c.execute(sql))
-        assert "told so" in str(raised.value) or code == "25006" or code == "55P03"
+        assert "as asked" in str(raised.value) or code == "25006" or code == "55P03"
         assert "nothing that was acknowledged is lost" in str(raised.value)
         await pool.ping()
 
@@ -326,7 +326,7 @@ class TestFailures:
 
 
 class TestRepeatedRequests:
-    """The answer to a commit may be lost: whoever asks again finds what was made."""
+    """The answer to a commit may be lost: a caller that asks again finds what was made."""
 
     async def test_a_repeated_trigger_gives_the_same_run(self, pool: PostgresPool) -> None:
         records = PostgresRecords(pool)
@@ -402,11 +402,11 @@ class TestServerDown:
             stopped = _stop(own_server)
             began = time.monotonic()
             for tried in (pool, unopened):
-                told = await asyncio.gather(
+                reported = await asyncio.gather(
                     *(tried.rows("limits") for _ in range(20)), return_exceptions=True
                 )
-                assert {type(error) for error in told} == {ArchiveDown}, told
-                assert all("did not answer" in str(error) for error in told), told
+                assert {type(error) for error in reported} == {ArchiveDown}, reported
+                assert all("did not answer" in str(error) for error in reported), reported
                 with pytest.raises(StoreError, match="did not answer"):
                     await PostgresRecords(tried).accept(submit(), 1.0)
             assert time.monotonic() - began < 30

@@ -67,11 +67,11 @@ class PostgresKeeper:
         read = await self._archive.read(submit.run_id)
         assert read is not None
         meta = {**read.meta, "status": "CANCELLED", "epoch": "1", "finished_at": repr(now)}
-        told = [
+        reported = [
             b'[%r,"run.created",1,null,null,null]' % NOW,
             b'[%r,"run.started",1,null,null,null]' % NOW,
         ]
-        told.append(b'[%r,"node.cancelled",1,0,0,{"reason":"run_cancelled"}]' % now)
+        reported.append(b'[%r,"node.cancelled",1,0,0,{"reason":"run_cancelled"}]' % now)
         ended = b'[%r,"run.cancelled",1,null,null,null]' % now
         await self._archive.write(
             RunSnapshot(
@@ -82,7 +82,7 @@ class PostgresKeeper:
                 outputs={},
                 ends={0: b'["run_cancelled",-1,""]'},
                 first_seq=1,
-                events=[*told, ended],
+                events=[*reported, ended],
                 result=b'{"a":null}',
             )
         )

@@ -50,8 +50,8 @@ async def test_half_of_a_transaction_is_not_replayed_when_redis_restarts_twice()
 
 async def calls(pipe: PipelinedRedis) -> int:
     stats = (await pipe.call("INFO", "commandstats")).decode()
-    _, _, told = stats.partition("cmdstat_bgrewriteaof:calls=")
-    return int(told.partition(",")[0] or 0)
+    _, _, reported = stats.partition("cmdstat_bgrewriteaof:calls=")
+    return int(reported.partition(",")[0] or 0)
 
 
 @pytest.mark.parametrize(("appendonly", "wanted"), [("yes", 1), ("no", 0)])

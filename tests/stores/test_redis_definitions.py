@@ -28,7 +28,7 @@ LARGE = "x" * SMALL_DEFINITION_BYTES
 """It is not sent with every run: who makes one only asks whether it is there."""
 
 
-class Shelf(RedisKeeper):
+class KeptDefinitions(RedisKeeper):
     def __init__(self, pipe: PipelinedRedis) -> None:
         super().__init__(pipe)
         self.unused = UnusedDefinitions(pipe)
@@ -37,7 +37,7 @@ class Shelf(RedisKeeper):
         return len(await self.pipe.call("KEYS", "wf:def:*"))
 
     async def there(self) -> int:
-        """With those that are aside."""
+        """With the ones set aside."""
         return await self.kept() + len(await self.pipe.call("KEYS", "wf:unused:*"))
 
     async def forget_runs(self, now: float) -> None:
@@ -55,10 +55,10 @@ class Shelf(RedisKeeper):
 
 
 @pytest.fixture
-async def shelf(single_or_cluster: Any) -> AsyncIterator[Shelf]:
+async def shelf(single_or_cluster: Any) -> AsyncIterator[KeptDefinitions]:
     single_or_cluster.flush()
     async with PipelinedRedis(single_or_cluster.url) as pipe:
-        yield Shelf(pipe)
+        yield KeptDefinitions(pipe)
 
 
 def inline(number: int = 0, *, large: bool = False) -> Submit:
@@ -68,7 +68,7 @@ def inline(number: int = 0, *, large: bool = False) -> Submit:
 # --- what goes -----------------------------------------------------------------------------------
 
 
-async def test_definitions_of_deleted_runs_are_deleted(shelf: Shelf) -> None:
+async def test_definitions_of_deleted_runs_are_deleted(shelf: KeptDefinitions) -> None:
     before = await shelf.keys()
     runs = [inline(number, large=number % 2 == 0) for number in range(20)]
     for run in runs:
@@ -81,7 +81,9 @@ async def test_definitions_of_deleted_runs_are_deleted(shelf: Shelf) -> None:
     assert await shelf.keys() == before
 
 
-async def test_an_unused_definition_is_set_aside_before_it_is_deleted(shelf: Shelf) -> None:
+async def test_an_unused_definition_is_set_aside_before_it_is_deleted(
+    shelf: KeptDefinitions,
+) -> None:
     run = inline()
     await shelf.accept(run, NOW)
     await shelf.cancel(run, NOW)
@@ -95,7 +97,7 @@ async def test_an_unused_definition_is_set_aside_before_it_is_deleted(shelf: She
 
 
 async def test_definitions_of_a_deleted_workflow_are_deleted_with_its_last_run(
-    shelf: Shelf,
+    shelf: KeptDefinitions,
 ) -> None:
     await register(shelf.records)
     run = submit(version=1)
@@ -109,7 +111,9 @@ async def test_definitions_of_a_deleted_workflow_are_deleted_with_its_last_run(
     assert await shelf.there() == 0
 
 
-async def test_the_definition_of_a_batch_refused_by_its_key_is_deleted(shelf: Shelf) -> None:
+async def test_the_definition_of_a_batch_refused_by_its_key_is_deleted(
+    shelf: KeptDefinitions,
+) -> None:
     await shelf.accept_batch("first", [inline(1)], ("batch", "k", "body"), NOW)
     with pytest.raises(Exception, match="first"):
         await shelf.accept_batch("second", [inline(2)], ("batch", "k", "other"), NOW)
@@ -121,7 +125,7 @@ async def test_the_definition_of_a_batch_refused_by_its_key_is_deleted(shelf: Sh
 # --- what stays ----------------------------------------------------------------------------------
 
 
-async def test_the_definition_of_a_registered_version_stays(shelf: Shelf) -> None:
+async def test_the_definition_of_a_registered_version_stays(shelf: KeptDefinitions) -> None:
     await register(shelf.records)
     await register(shelf.records, description="newer")
     await shelf.look_twice(NOW)
@@ -131,7 +135,9 @@ async def test_the_definition_of_a_registered_version_stays(shelf: Shelf) -> Non
     assert await shelf.kept() == 2
 
 
-async def test_the_definition_of_an_accepted_run_that_was_not_created_stays(shelf: Shelf) -> None:
+async def test_the_definition_of_an_accepted_run_that_was_not_created_stays(
+    shelf: KeptDefinitions,
+) -> None:
     keyed, placed = inline(1), [inline(2)]
     await shelf.records.accept(keyed._replace(key=("run", "k", "body")), NOW)
     await shelf.records.accept_batch("batch", placed, None, NOW)  # and their maker dies
@@ -142,7 +148,7 @@ async def test_the_definition_of_an_accepted_run_that_was_not_created_stays(shel
 
 
 async def test_while_all_definitions_are_registered_no_run_is_read(
-    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+    shelf: KeptDefinitions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await register(shelf.records)
     await shelf.accept(submit(version=1), NOW)
@@ -154,7 +160,7 @@ async def test_while_all_definitions_are_registered_no_run_is_read(
 # --- who comes in between ------------------------------------------------------------------------
 
 
-async def forgotten(shelf: Shelf, run: Submit) -> None:
+async def forgotten(shelf: KeptDefinitions, run: Submit) -> None:
     """A definition that nothing refers to any more."""
     await shelf.accept(run, NOW)
     await shelf.cancel(run, NOW)
@@ -177,7 +183,7 @@ def in_between(monkeypatch: pytest.MonkeyPatch, what: Callable[[], Awaitable[obj
 @pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("is_read", [False, True])
 async def test_a_definition_that_is_triggered_while_it_is_judged_unused_stays(
-    shelf: Shelf, monkeypatch: pytest.MonkeyPatch, large: bool, is_read: bool
+    shelf: KeptDefinitions, monkeypatch: pytest.MonkeyPatch, large: bool, is_read: bool
 ) -> None:
     await forgotten(shelf, inline(large=large))
     in_between(monkeypatch, lambda: shelf.unused.look(NOW + 8 * DAY))
@@ -193,7 +199,7 @@ async def test_a_definition_that_is_triggered_while_it_is_judged_unused_stays(
 
 @pytest.mark.parametrize("large", [False, True])
 async def test_a_definition_whose_trigger_stalled_until_it_was_deleted_is_stored_again(
-    shelf: Shelf, monkeypatch: pytest.MonkeyPatch, large: bool
+    shelf: KeptDefinitions, monkeypatch: pytest.MonkeyPatch, large: bool
 ) -> None:
     now = [0.0]
     monkeypatch.setattr(redis, "monotonic", lambda: now[0])
@@ -210,9 +216,9 @@ async def test_a_definition_whose_trigger_stalled_until_it_was_deleted_is_stored
 
 
 async def test_a_definition_that_was_set_aside_again_is_not_deleted_by_an_earlier_check(
-    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+    shelf: KeptDefinitions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever made a run of it a moment ago may not have come further yet."""
+    """A process that made a run of it a moment ago may not have come further yet."""
     run = inline()
     await forgotten(shelf, run)
     await shelf.unused.look(NOW + 8 * DAY)
@@ -231,7 +237,7 @@ async def test_a_definition_that_was_set_aside_again_is_not_deleted_by_an_earlie
 
 
 async def test_a_run_whose_definition_was_set_aside_is_still_retried_and_listed(
-    shelf: Shelf,
+    shelf: KeptDefinitions,
 ) -> None:
     """As if the look had missed it: all who read a definition find it."""
     run = submit(version=1)
@@ -258,7 +264,7 @@ async def test_a_run_whose_definition_was_set_aside_is_still_retried_and_listed(
 
 
 async def test_runs_created_and_deleted_during_many_checks_find_their_definitions(
-    shelf: Shelf,
+    shelf: KeptDefinitions,
 ) -> None:
     ended = asyncio.Event()
 

@@ -122,7 +122,7 @@ async def test_a_cluster_is_reported(pipe: PipelinedRedis) -> None:
         assert found["cluster"].message == "a cluster of 1"
 
 
-class Told:
+class StubbedReplies:
     """A Redis that gives another answer to one command."""
 
     info = PipelinedRedis.info
@@ -143,7 +143,7 @@ class Told:
         )
         self.keeps_order = pipe.keeps_order
 
-    def nodes(self) -> list[Told]:
+    def nodes(self) -> list[StubbedReplies]:
         return [self]
 
     async def call(self, *command: Any) -> Any:
@@ -161,7 +161,7 @@ async def test_a_cluster_that_does_not_serve_all_slots_is_reported() -> None:
     with RedisServer(cluster=True) as server:
         async with PipelinedRedis(server.url) as pipe:
             answers = {"cluster_state:ok": "cluster_state:fail"}
-            found = await found_of(Told(pipe, "CLUSTER", answers))  # type: ignore[arg-type]
+            found = await found_of(StubbedReplies(pipe, "CLUSTER", answers))  # type: ignore[arg-type]
             assert not found["cluster"].ok
 
 
@@ -190,7 +190,7 @@ async def test_a_too_old_redis_or_a_failed_aof_write_is_reported(
     pipe: PipelinedRedis,
 ) -> None:
     answers = {"redis_version:": "redis_version:5.0.", "write_status:ok": "write_status:err"}
-    found = await found_of(Told(pipe, "INFO", answers))  # type: ignore[arg-type]
+    found = await found_of(StubbedReplies(pipe, "INFO", answers))  # type: ignore[arg-type]
     assert found["redis"].fix == "upgrade Redis to 6.2 or newer"
     assert found["persistence"].message == "the last write to its log failed"
 

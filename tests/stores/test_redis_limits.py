@@ -178,9 +178,9 @@ def test_four_processes_share_one_rate(redis_url: str, rate: int, burst: int) ->
     for process in processes:
         process.stdin.write("go\n")
         process.stdin.flush()
-    told = [process.communicate(timeout=60)[0] for process in processes]
+    reported = [process.communicate(timeout=60)[0] for process in processes]
     took = time.monotonic() - began
-    started = [int(text) for text in told]
+    started = [int(text) for text in reported]
     assert sum(count > 0 for count in started) > 1, "only one of them ever got a token"
     assert sum(started) <= burst + rate * (took + LATENESS)
     assert sum(started) >= 0.5 * rate * seconds

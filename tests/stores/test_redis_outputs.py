@@ -1,4 +1,4 @@
-"""Large outputs in Redis: read by who needs them, and in parts, so that nobody waits for long."""
+"""Large outputs in Redis: read where needed, and in parts, so that no caller waits for long."""
 
 from __future__ import annotations
 

@@ -227,7 +227,7 @@ async def test_concurrent_refreshes_leave_every_index_equal_to_the_runs(
         crowd = [keeper, RedisKeeper(second), RedisKeeper(third)]
 
         async def life(run: Submit) -> None:
-            """Moved by anybody; whoever moved it lists it, sooner or later."""
+            """Moved by any process; the one that moved it lists it, sooner or later."""
             late = []
             for step in range(8):
                 one, pause = chance.choice(crowd), chance.random() * 0.003
@@ -703,7 +703,7 @@ async def test_a_retried_run_is_not_deleted_even_if_the_index_is_outdated(
     run = submit()
     await keeper.accept(run, NOW)
     await keeper.cancel(run, NOW + 1)
-    await keeper.store.apply([Retry(run.run_id)], NOW + 2)  # and nobody refreshes it
+    await keeper.store.apply([Retry(run.run_id)], NOW + 2)  # and no process refreshes it
     assert await keeper.records.expire(NOW + 30 * DAY) == 1
     assert (await keeper.records.summary(run.run_id))["status"] == "RUNNING"
     assert await keeper.records.expire(NOW + 30 * DAY) == 0

@@ -159,7 +159,7 @@ async def test_a_workflow_can_be_deleted_once_its_last_end_is_archived(
     await commands.register(one)
     await commands.cancel((await commands.trigger(one["name"])).run_id)
     monkeypatch.setattr(tiered, "ARCHIVED_SECONDS", 0.1)
-    with pytest.raises(Conflict):  # nobody archives
+    with pytest.raises(Conflict):  # no archiver runs
         await commands.delete_workflow(one["name"])
 
 

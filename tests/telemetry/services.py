@@ -49,7 +49,7 @@ async def broken(config, ctx):
 
 @handler
 async def hold(config, ctx):
-    """Waits for a file; what it is not told does not stop it."""
+    """Waits for a file; a message that it does not get does not stop it."""
     (FOLDER / f"{config['file']}.started").touch()
     while not (FOLDER / config["file"]).exists():
         try:

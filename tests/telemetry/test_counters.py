@@ -17,8 +17,7 @@ from dovetail.core.dag import Graph, build_graph
 from dovetail.core.definition.model import Workflow
 from dovetail.core.events import NODE_EVENTS, RUN_EVENTS, Event
 from dovetail.telemetry.counters import EVENTS, MAX_LABEL_SETS, METRICS, OTHER, SECONDS, Counters
-from dovetail.telemetry.metrics import ServiceFacts
-from dovetail.telemetry.port import MAX_CONNECTIONS, MetricsPort, MetricsPortError
+from dovetail.telemetry.metrics import MAX_CONNECTIONS, MetricsPort, MetricsPortError, ServiceFacts
 from dovetail.telemetry.service import Telemetry
 
 from ..servers.server import free_port

@@ -55,19 +55,22 @@ def test_metrics_registered_by_a_handler_are_exported_beside_ours(mine: list[Col
     mine += [counter, spread]
     counter.labels("north").inc(3)
     spread.observe(7)
-    told = page()
-    assert told("orders_total", shop="north") == 3
-    assert (told("order_size_bucket", le="1.0"), told("order_size_bucket", le="10.0")) == (0, 1)
-    assert "dovetail_leases_reaped_total" in told.text
+    reported = page()
+    assert reported("orders_total", shop="north") == 3
+    assert (reported("order_size_bucket", le="1.0"), reported("order_size_bucket", le="10.0")) == (
+        0,
+        1,
+    )
+    assert "dovetail_leases_reaped_total" in reported.text
 
 
 def test_the_librarys_metrics_of_a_process_are_left_out() -> None:
     assert "process_cpu_seconds_total" in {
         sample.name for family in REGISTRY.collect() for sample in family.samples
     }
-    told = page().text
+    reported = page().text
     for name in ("process_", "python_"):
-        assert name not in told
+        assert name not in reported
 
 
 @pytest.mark.parametrize(
@@ -143,29 +146,29 @@ def is_alive(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").exists()
 
 
-def numbers(told: Page) -> tuple[float, float, float, float]:
+def numbers(reported: Page) -> tuple[float, float, float, float]:
     return (
-        told("orders_total", shop="north"),
-        told("order_size_bucket", le="10.0"),
-        told("order_size_sum"),
-        told("orders_open"),
+        reported("orders_total", shop="north"),
+        reported("order_size_bucket", le="10.0"),
+        reported("order_size_sum"),
+        reported("orders_open"),
     )
 
 
 def test_a_pool_is_summed_while_its_processes_live_and_after_they_end(pooled: Pooled) -> None:
     first, second = pooled.add(1, 2), pooled.add(3, 40, 5)
 
-    def told() -> Page:
+    def reported() -> Page:
         return Page(handler_metrics(pooled.folder, is_alive).decode())
 
-    assert numbers(told()) == (5, 4, 51, 5)
+    assert numbers(reported()) == (5, 4, 51, 5)
     first.kill()
     first.wait()
-    assert numbers(told()) == (5, 4, 51, 3), "a live gauge goes with its process, counts do not"
+    assert numbers(reported()) == (5, 4, 51, 3), "a live gauge goes with its process, counts do not"
     second.communicate()  # it ends in order
     pooled.add(6)
     found: list[tuple[float, ...]] = []
-    askers = [threading.Thread(target=lambda: found.append(numbers(told()))) for _ in range(8)]
+    askers = [threading.Thread(target=lambda: found.append(numbers(reported()))) for _ in range(8)]
     for one in askers:
         one.start()
     for one in askers:
@@ -183,9 +186,9 @@ def test_a_folder_of_the_operator_is_read_but_not_changed(
     monkeypatch.setenv(VALUES_FOLDER, str(pooled.folder))
     telemetry = Telemetry()
     telemetry.share()
-    told = Page(telemetry.page(ServiceFacts()).decode())
+    reported = Page(telemetry.page(ServiceFacts()).decode())
     telemetry.close()
-    assert told("orders_total", shop="north") == 2
+    assert reported("orders_total", shop="north") == 2
     assert os.environ[VALUES_FOLDER] == str(pooled.folder)
     assert {path: path.read_bytes() for path in pooled.folder.iterdir()} == files
 

@@ -128,15 +128,15 @@ def test_every_log_record_is_one_line(form: str, capsys: pytest.CaptureFixture[s
         {1: [b"\n"]},
     ]
     for value in hostile:
-        log.info("told", extra={"value": value, "event": "mine", "na\nme": 1})
+        log.info("reported", extra={"value": value, "event": "mine", "na\nme": 1})
     lines = said(capsys)
     assert len(lines) == len(hostile)
     for line in lines:
         assert line.isprintable()
         if form == "json":
-            assert json.loads(line.replace("NaN", "null"))["message"] == "told"
+            assert json.loads(line.replace("NaN", "null"))["message"] == "reported"
         else:
-            assert line.startswith("dovetail.x: told ")
+            assert line.startswith("dovetail.x: reported ")
 
 
 def test_warnings_are_records_and_setting_up_logs_twice_shows_them_once(

@@ -96,13 +96,13 @@ def the_pages_say(before: list[Page], after: list[Page], name: str) -> Counter[A
     for then, now in zip(before, after, strict=True):
         for (metric, labels), value in now.samples.items():
             grown = int(value - then.samples.get((metric, labels), 0))
-            told = dict(labels)
-            if metric == "dovetail_runs_total" and told["workflow"] == name:
-                found["run", told["status"]] += grown
+            reported = dict(labels)
+            if metric == "dovetail_runs_total" and reported["workflow"] == name:
+                found["run", reported["status"]] += grown
             elif metric == "dovetail_nodes_total":
-                found["node", told["handler"], told["status"]] += grown
+                found["node", reported["handler"], reported["status"]] += grown
             elif metric == "dovetail_retries_total":
-                found["retry", told["handler"]] += grown
+                found["retry", reported["handler"]] += grown
             elif metric == "dovetail_rate_limit_wait_seconds_count":
                 found["parked",] += grown
     return +found
@@ -182,7 +182,7 @@ def test_three_services_count_each_event_once_in_total(three: Three) -> None:
     assert said["node", "quick", "SKIPPED"]
     assert said["retry", "flaky"] == 2
     assert said["parked",]
-    # Whoever moved a run counts it a moment after the run has moved.
+    # The process that moved a run counts it a moment after the run has moved.
     wait_for(
         lambda: sum(the_pages_say(before, three.pages(), "three").values()) >= said.total(), ""
     )

@@ -9,22 +9,36 @@ from pydantic import Field
 from starlette.responses import Response
 
 from dovetail.api.problems import InvalidRequest
-from dovetail.api.request_body import DEFINITION, VERSION, BodyField, BodyPart, RequestBody
+from dovetail.api.request_body import (
+    DEFINITION,
+    NO_FIELDS,
+    VERSION,
+    BodyField,
+    BodyPart,
+    IdempotencyKey,
+    RequestBody,
+    check_definition,
+)
 from dovetail.api.responses import (
-    LOCATION,
-    PREFIX,
+    AT,
+    BATCH,
+    DEFINITION_EXAMPLE,
+    ENDED,
+    RUN,
     Cursor,
     Here,
     Limit,
+    Reply,
+    RunStatusName,
+    Time,
+    Warned,
     json_answer,
+    location,
+    made_replies,
     maker_of,
     page_size,
     reply,
 )
-from dovetail.api.runs import NO_FIELDS, IdempotencyKey
-from dovetail.api.schemas import AT, BATCH, ENDED, RUN, Reply, RunStatusName, Time, Warned
-from dovetail.api.schemas import DEFINITION as DEFINITION_EXAMPLE
-from dovetail.api.workflows import check
 from dovetail.core.errors import Problem
 
 router = APIRouter(tags=["batches"])
@@ -98,16 +112,7 @@ _MAKE_OF_DEFINITION = RequestBody(
     {"definition": DEFINITION_EXAMPLE, "items": _TWO_ITEMS},
     deeper=2,
 )
-_MADE_REPLIES: dict[int | str, dict[str, Any]] = {
-    200: reply(
-        _MADE,
-        headers=LOCATION,
-        model=BatchMade,
-        description="the key was used before: the same answer",
-    ),
-    202: reply(_MADE, headers=LOCATION),
-    409: {},
-}
+_MADE_REPLIES = {**made_replies(_MADE, BatchMade), 409: {}}
 
 
 @router.post(
@@ -143,14 +148,14 @@ async def make_batch_of_definition(
     here = await maker_of(request)
     body = await _MAKE_OF_DEFINITION.read(request, here)
     _check_items(body.fields["items"])
-    checked = await check(request, here, BodyPart(body.source, "definition"))
+    checked = await check_definition(request, here, BodyPart(body.source, "definition"))
     made = await here.commands.batch(checked, body.fields["items"], idempotency_key=idempotency_key)
     return _made(made)
 
 
 def _made(made: dict[str, Any]) -> Response:
     reply_fields = {name: made[name] for name in ("batch_id", "count", "warnings") if name in made}
-    headers = {"Location": f"{PREFIX}/batches/{made['batch_id']}"}
+    headers = location(f"batches/{made['batch_id']}")
     return json_answer(reply_fields, 202 if made["created"] else 200, headers)
 
 

@@ -15,8 +15,7 @@ from starlette.responses import Response, StreamingResponse
 from dovetail.api.admission import waits
 from dovetail.api.outputs import JSON, Streamed
 from dovetail.api.problems import invalid_field
-from dovetail.api.responses import Here, json_answer
-from dovetail.api.schemas import ENDED, Time
+from dovetail.api.responses import ENDED, Here, Time, json_answer
 from dovetail.api.service import ApiService
 
 router = APIRouter(tags=["runs"])

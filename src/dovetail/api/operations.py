@@ -18,8 +18,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from dovetail.api.problems import KIND_OF, Refusal, answer
 from dovetail.api.request_body import BodyField, RequestBody, is_number, is_whole
-from dovetail.api.responses import Here, json_answer, reply
-from dovetail.api.schemas import AT, ENDED, RUN, Reply, Time
+from dovetail.api.responses import AT, ENDED, RUN, Here, Reply, Time, json_answer, reply
 from dovetail.api.service import ApiService
 from dovetail.core.outputs import ONLY_SIZES
 from dovetail.core.states import NodeStatus, RunStatus
@@ -300,7 +299,7 @@ class ThisProcess:
                 "host": self._host,
                 "pid": os.getpid(),
                 "started_at": timestamp(self._started_at),
-                # Whoever answers is alive at this moment.
+                # The process that answers is alive at this moment.
                 "last_heartbeat": timestamp(self._commands.clock()),
                 "handlers": [handler["name"] for handler in self._handlers],
                 "handler_details": self._handlers,

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
-from fastapi import Request
+from fastapi import Header, Request
 
 from dovetail.api.admission import brings_much, caller_of
 from dovetail.api.problems import InvalidRequest, Refusal
 from dovetail.api.service import ApiService
 from dovetail.core.definition.source import Source, read_text
+from dovetail.core.definition.validation import Checked
 from dovetail.core.errors import InvalidDefinition, Path, Problem, Suggester, shown
 
 T = TypeVar("T")
@@ -80,6 +81,20 @@ async def in_line(
         return work()
     line = here.aside if size > LARGE_BYTES else here.between
     return await line(work, caller_of(request), goes_on=goes_on)
+
+
+async def check_definition(request: Request, here: ApiService, definition: Source) -> Checked:
+    """In a thread, if it is large: other requests do not wait for it."""
+    await here.commands.learn_handlers()
+    size = len(definition.text or "")
+    validate = here.commands.validate
+    return await in_line(request, here, size, lambda: validate(definition), goes_on=True)
+
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(description="the same key again gives the same answer, and makes nothing new"),
+]
 
 
 class BodyField(NamedTuple):
@@ -203,6 +218,7 @@ VERSION = BodyField(
     lambda value: is_whole(value) or isinstance(value, str),
     {"type": ["integer", "string", "null"], "description": "a number or an alias"},
 )
+NO_FIELDS = RequestBody("EmptyRequest", {}, {})
 
 
 # ── bytes ────────────────────────────────────────────────────────────────────────────────

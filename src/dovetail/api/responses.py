@@ -1,14 +1,20 @@
-"""How endpoints reply: JSON, `ETag` and its conditions, pages, entries in the document."""
+"""How endpoints reply: JSON, `ETag` and its conditions, pages, and what the document says of it.
+
+Schemas and examples that several resources share are here. Each resource has its own beside its
+endpoints. The schemas describe: a reply is what the engine gives, and is not validated on the way
+out. The tests do that.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from hashlib import blake2b
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import orjson
-from fastapi import Depends, Query, Request
+from fastapi import Depends, Header, Query, Request
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from dovetail.api.service import ApiService
@@ -51,6 +57,9 @@ Limit = Annotated[
 ]
 Cursor = Annotated[
     str | None, Query(description="`next_cursor` of the page before; without it the first page")
+]
+IfNoneMatch = Annotated[
+    str | None, Header(description="an `ETag` that is known already; `*`: whatever there is")
 ]
 
 
@@ -100,8 +109,9 @@ async def maker_of(request: Request) -> ApiService:
     return here
 
 
-def location(run_id: str) -> dict[str, str]:
-    return {"Location": f"{PREFIX}/runs/{run_id}"}
+def location(resource: str) -> dict[str, str]:
+    """The header for what is below the prefix, such as `runs/<id>`."""
+    return {"Location": f"{PREFIX}/{resource}"}
 
 
 # ── for the OpenAPI document ─────────────────────────────────────────────────────────────
@@ -119,3 +129,82 @@ NOT_MODIFIED = {"description": "as `If-None-Match` has it", "headers": ETAG}
 def reply(example: Any, **more: Any) -> dict[str, Any]:
     """For `responses` of an endpoint: a JSON reply like this one."""
     return {"content": {"application/json": {"example": example}}, **more}
+
+
+def made_replies(
+    example: Any,
+    model: type[BaseModel],
+    status: int = 202,
+    known: str = "the key was used before: the same answer",
+) -> dict[int | str, dict[str, Any]]:
+    """For `responses` of an endpoint that makes something: `status` if it is new, 200 if not."""
+    return {
+        200: reply(example, headers=LOCATION, model=model, description=known),
+        status: reply(example, headers=LOCATION),
+    }
+
+
+# ── schemas ──────────────────────────────────────────────────────────────────────────────
+
+Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
+NodeStatusName = Literal[
+    "PENDING", "QUEUED", "RUNNING", "COMPLETED", "FAILED", "SKIPPED", "CANCELLED"
+]
+RunStatusName = Literal["PENDING", "RUNNING", "COMPLETED", "FAILED", "CANCELLED"]
+
+
+class Reply(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class ProblemFound(Reply):
+    """One problem of a definition, of params or of a request."""
+
+    code: str
+    message: str
+    path: str
+    line: int = Field(default=1, ge=1)
+    column: int = Field(default=1, ge=1)
+
+
+class ProblemDetails(Reply):
+    """RFC 9457."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str
+    request_id: str
+    errors: list[ProblemFound] = []
+    reasons: list[str] = []
+
+
+class Warned(Reply):
+    """A param that the schema neither names nor forbids."""
+
+    code: Literal["unknown_param"]
+    message: str
+    path: str
+
+
+# ── examples ─────────────────────────────────────────────────────────────────────────────
+
+RUN = "3f9a51c20b7e4d6f8a1c5e7092b4d6f8"
+BATCH = "b7e4d6f83f9a51c28a1c5e7092b4d6f8"
+AT = "2026-11-16T06:07:54.123456Z"
+STARTED = "2026-11-16T06:07:54.125000Z"
+ENDED = "2026-11-16T06:07:54.137500Z"
+DEFINITION_EXAMPLE: dict[str, Any] = {
+    "name": "greet",
+    "params": {"type": "object", "required": ["who"], "properties": {"who": {"type": "string"}}},
+    "nodes": [
+        {"id": "start", "handler": "input"},
+        {
+            "id": "end",
+            "handler": "output",
+            "dependencies": ["start"],
+            "config": {"text": "Hello {{ start.who }}"},
+        },
+    ],
+}

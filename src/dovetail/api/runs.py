@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated, Any, Literal
 
 import orjson
-from fastapi import APIRouter, Header, Query, Request
+from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
@@ -24,37 +23,47 @@ from dovetail.api.outputs import (
     tag_of_output,
     tag_of_parts,
 )
-from dovetail.api.request_body import DEFINITION, FLAG, PARAMS, TEXT, VERSION, BodyPart, RequestBody
+from dovetail.api.request_body import (
+    DEFINITION,
+    FLAG,
+    NO_FIELDS,
+    PARAMS,
+    TEXT,
+    VERSION,
+    BodyPart,
+    IdempotencyKey,
+    RequestBody,
+    check_definition,
+)
 from dovetail.api.responses import (
+    AT,
+    DEFINITION_EXAMPLE,
+    ENDED,
     ETAG,
     LOCATION,
     NOT_MODIFIED,
     PREFIX,
+    RUN,
+    STARTED,
     Cursor,
     Here,
+    IfNoneMatch,
     Limit,
+    NodeStatusName,
+    Reply,
+    RunStatusName,
+    Time,
+    Warned,
     json_answer,
     location,
+    made_replies,
     maker_of,
     page_size,
     reply,
     service_of,
     unless_known,
 )
-from dovetail.api.schemas import (
-    AT,
-    ENDED,
-    RUN,
-    STARTED,
-    NodeStatusName,
-    Reply,
-    RunStatusName,
-    Time,
-    Warned,
-)
-from dovetail.api.schemas import DEFINITION as DEFINITION_EXAMPLE
-from dovetail.api.service import ApiService
-from dovetail.api.workflows import IfNoneMatch, check
+from dovetail.api.service import ApiService, unless
 from dovetail.core.outputs import LARGE_OUTPUT, OutputReference, looks_like_a_reference, reference
 from dovetail.core.run import RunState
 from dovetail.engine.api import Accepted
@@ -188,10 +197,6 @@ class RetryPlan(Reply):
 
 # ── parameters, bodies and examples ─────────────────────────────────────────────────────
 
-IdempotencyKey = Annotated[
-    str | None,
-    Header(description="the same key again gives the same answer, and makes nothing new"),
-]
 WhichOutputs = Annotated[
     Literal["full"] | None,
     Query(
@@ -271,16 +276,6 @@ _RUN_DEFINITION = RequestBody(
 )
 _RETRY = RequestBody("RetryRequest", {"from": TEXT, "dry_run": FLAG}, {"from": "end"})
 _REPAIR = RequestBody("RepairRequest", {"dry_run": FLAG}, {})
-NO_FIELDS = RequestBody("EmptyRequest", {}, {})
-
-
-def _accepted_replies(example: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
-    same = "the key was used before: the same answer"
-    return {
-        200: reply(example, headers=LOCATION, model=Triggered, description=same),
-        202: reply(example, headers=LOCATION),
-        409: {},
-    }
 
 
 # ── endpoints ───────────────────────────────────────────────────────────────────────────
@@ -291,7 +286,7 @@ def _accepted_replies(example: dict[str, Any]) -> dict[int | str, dict[str, Any]
     summary="Run a registered workflow",
     status_code=202,
     response_model=Triggered,
-    responses=_accepted_replies(_TRIGGERED),
+    responses={**made_replies(_TRIGGERED, Triggered), 409: {}},
     openapi_extra=_TRIGGER.openapi,
 )
 async def trigger(name: str, request: Request, idempotency_key: IdempotencyKey = None) -> Response:
@@ -309,13 +304,13 @@ async def trigger(name: str, request: Request, idempotency_key: IdempotencyKey =
     summary="Run a definition that is not registered",
     status_code=202,
     response_model=Triggered,
-    responses=_accepted_replies({**_TRIGGERED, "version": None}),
+    responses={**made_replies({**_TRIGGERED, "version": None}, Triggered), 409: {}},
     openapi_extra=_RUN_DEFINITION.openapi,
 )
 async def run_definition(request: Request, idempotency_key: IdempotencyKey = None) -> Response:
     here = await maker_of(request)
     body = await _RUN_DEFINITION.read(request, here)
-    checked = await check(request, here, BodyPart(body.source, "definition"))
+    checked = await check_definition(request, here, BodyPart(body.source, "definition"))
     async with here.making:
         accepted = await here.commands.trigger(
             checked, body.fields["params"], idempotency_key=idempotency_key
@@ -325,7 +320,7 @@ async def run_definition(request: Request, idempotency_key: IdempotencyKey = Non
 
 async def _accepted(here: ApiService, accepted: Accepted) -> Response:
     made = with_warnings(await here.commands.receipt(accepted.run_id), accepted.warnings)
-    return json_answer(made, 202 if accepted.created else 200, location(accepted.run_id))
+    return json_answer(made, 202 if accepted.created else 200, location(f"runs/{accepted.run_id}"))
 
 
 @router.get(
@@ -350,7 +345,7 @@ async def list_runs(
         result = view["result"]
         if not _is_whole(result):
             size = result.size if isinstance(result, OutputReference) else len(orjson.dumps(result))
-            view["result"] = reference(size, f"{location(view['run_id'])['Location']}/result")
+            view["result"] = reference(size, f"{PREFIX}/runs/{view['run_id']}/result")
     return json_answer(found)
 
 
@@ -397,7 +392,9 @@ async def _run_answer(
     parts = await run_parts(run, run_view(run, nodes=nodes), PREFIX, full=full)
     read = _reader(here, run)
     if moved:
-        return answer_of(request, parts, read, here.answers, status=202, headers=location(run.id))
+        return answer_of(
+            request, parts, read, here.answers, status=202, headers=location(f"runs/{run.id}")
+        )
     return answer_of(request, parts, read, here.answers, tag=tag_of_parts(parts))
 
 
@@ -412,16 +409,7 @@ def _reader(here: ApiService, run: RunState) -> Read:
 
 async def _end(here: ApiService, run_id: str, request: Request) -> None:
     """Returns when the run has finished, or the client has gone away. Raises `NotFound`."""
-    ended = asyncio.ensure_future(here.commands.ended(run_id))
-    left = asyncio.ensure_future(_left(request))
-    try:
-        await asyncio.wait({ended, left}, return_when=asyncio.FIRST_COMPLETED)
-        if ended.done():
-            ended.result()
-    finally:
-        ended.cancel()
-        left.cancel()
-        await asyncio.gather(ended, left, return_exceptions=True)
+    await unless(_left(request), here.commands.ended(run_id))
 
 
 async def _left(request: Request) -> None:

@@ -225,18 +225,23 @@ class ApiService:
             )
 
     async def unless_closing(self, work: Awaitable[T], seconds: float | None = None) -> T | None:
-        """The outcome; None if the time is over or the server is about to stop.
+        """The outcome; None if the time is over or the server is about to stop."""
+        return await unless(self.closing.wait(), work, seconds)
 
-        The work is then cancelled.
-        """
-        doing = asyncio.ensure_future(work)
-        closing = asyncio.ensure_future(self.closing.wait())
-        try:
-            await asyncio.wait(
-                {doing, closing}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
-            )
-            return doing.result() if doing.done() else None
-        finally:
-            doing.cancel()
-            closing.cancel()
-            await asyncio.gather(doing, closing, return_exceptions=True)
+
+async def unless(
+    end: Awaitable[object], work: Awaitable[T], seconds: float | None = None
+) -> T | None:
+    """The outcome of the work; None if `end` comes first, or the time is over.
+
+    The work is then cancelled.
+    """
+    doing = asyncio.ensure_future(work)
+    ending = asyncio.ensure_future(end)
+    try:
+        await asyncio.wait({doing, ending}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        return doing.result() if doing.done() else None
+    finally:
+        doing.cancel()
+        ending.cancel()
+        await asyncio.gather(doing, ending, return_exceptions=True)

@@ -13,27 +13,31 @@ from dovetail.api.request_body import (
     DEFINITION_SCHEMA,
     BodyField,
     RequestBody,
+    check_definition,
     documented_body,
-    in_line,
     is_whole,
     read_source,
 )
 from dovetail.api.responses import (
+    AT,
+    DEFINITION_EXAMPLE,
     ETAG,
-    LOCATION,
     NOT_MODIFIED,
-    PREFIX,
     Cursor,
     Here,
+    IfNoneMatch,
     Limit,
+    ProblemFound,
+    Reply,
+    Time,
     json_answer,
+    location,
+    made_replies,
     page_size,
     reply,
     unless_known,
 )
-from dovetail.api.schemas import AT, DEFINITION, ProblemFound, Reply, Time
 from dovetail.api.service import ApiService
-from dovetail.core.definition.source import Source
 from dovetail.core.definition.validation import Checked
 from dovetail.core.errors import Changed, InvalidDefinition, NotFound
 from dovetail.engine.ports import Seen
@@ -93,7 +97,7 @@ class Alias(Reply):
 
 _REGISTERED = {"name": "greet", "version": 1, "created": True}
 _ALIASES = {"latest": 2, "stable": 1}
-_DEFINITION = documented_body(DEFINITION_SCHEMA, DEFINITION)
+_DEFINITION = documented_body(DEFINITION_SCHEMA, DEFINITION_EXAMPLE)
 _ALIAS = RequestBody(
     "AliasRequest",
     {"version": BodyField("a version's number", is_whole, {"type": "integer"}, required=True)},
@@ -102,9 +106,6 @@ _ALIAS = RequestBody(
 IfMatch = Annotated[
     str | None,
     Header(description="the `ETag` of the workflow as it was read: 412 if it is another by now"),
-]
-IfNoneMatch = Annotated[
-    str | None, Header(description="an `ETag` that is known already; `*`: whatever there is")
 ]
 IfNew = Annotated[
     str | None, Header(description="`*`: register only a name that is new, 412 if there is one")
@@ -119,13 +120,7 @@ _NEVER_SEEN: Seen = {"latest": 0}
     status_code=201,
     response_model=Registered,
     responses={
-        200: reply(
-            _REGISTERED,
-            headers=LOCATION,
-            model=Registered,
-            description="known content: as it was",
-        ),
-        201: reply(_REGISTERED, headers=LOCATION),
+        **made_replies(_REGISTERED, Registered, 201, "known content: as it was"),
         412: {},
     },
     openapi_extra=_DEFINITION,
@@ -133,7 +128,7 @@ _NEVER_SEEN: Seen = {"latest": 0}
 async def register(
     request: Request, here: Here, if_match: IfMatch = None, if_none_match: IfNew = None
 ) -> Response:
-    checked = await check(request, here, await read_source(request, here))
+    checked = await check_definition(request, here, await read_source(request, here))
     seen: Seen | None = None
     refusal: Changed | None = None
     if checked.workflow is not None:
@@ -146,7 +141,7 @@ async def register(
     except Changed as error:
         raise refusal or error from None
     made = {"name": name, "version": version, "created": created}
-    headers = {"Location": f"{PREFIX}/workflows/{name}?version={version}"}
+    headers = location(f"workflows/{name}?version={version}")
     return json_answer(made, 201 if created else 200, headers)
 
 
@@ -161,7 +156,7 @@ async def register(
 )
 async def validate(request: Request, here: Here) -> Response:
     try:
-        checked = await check(request, here, await read_source(request, here))
+        checked = await check_definition(request, here, await read_source(request, here))
     except InvalidDefinition as error:  # a text that is no data at all is a finding like others
         checked = Checked(None, error.problems, (), [])
     found: dict[str, Any] = {
@@ -171,14 +166,6 @@ async def validate(request: Request, here: Here) -> Response:
         "layers": checked.layers,
     }
     return json_answer(found)
-
-
-async def check(request: Request, here: ApiService, definition: Source) -> Checked:
-    """In a thread, if it is large: other requests do not wait for it."""
-    await here.commands.learn_handlers()
-    size = len(definition.text or "")
-    validate = here.commands.validate
-    return await in_line(request, here, size, lambda: validate(definition), goes_on=True)
 
 
 async def _seen(request: Request, here: ApiService, name: str) -> Seen | None:
@@ -227,7 +214,7 @@ async def workflows(here: Here, limit: Limit = 50, cursor: Cursor = None) -> Res
 _WORKFLOW = {
     "name": "greet",
     "version": 2,
-    "definition": DEFINITION,
+    "definition": DEFINITION_EXAMPLE,
     "aliases": _ALIASES,
     "created_at": AT,
 }

@@ -5,9 +5,7 @@ transport (`transports/celery`) instead, each node is a task, and a lost worker 
 not the whole DAG.
 """
 
-from dovetail.extras import imports_of
-
-with imports_of("dovetail.celery", "celery"):
+try:
     from dovetail.celery.dag_registry import DagRefused, register_dag, register_handlers
     from dovetail.celery.task import (
         DagGroup,
@@ -19,6 +17,15 @@ with imports_of("dovetail.celery", "celery"):
         run_dag,
         run_dag_group,
     )
+except ModuleNotFoundError as error:
+    missing = (error.name or "").partition(".")[0]
+    if missing not in ("celery", "kombu", "billiard", "vine", "amqp", "redis", "hiredis"):
+        raise  # another mistake, which the extra would not fix
+    raise ModuleNotFoundError(
+        f"dovetail.celery needs '{missing}', which is not installed: "
+        "pip install 'dovetail[celery]'",
+        name=error.name,
+    ) from None
 
 __all__ = [
     "DagGroup",

@@ -1,4 +1,4 @@
-"""The DAGs that a Celery worker runs: those that its modules registered, and definitions.
+"""The DAGs that a Celery worker runs: DAGs that its modules registered, and definitions.
 
 Other programs may write to a queue. So a message has a definition, which is untrusted data, or a
 name that is looked up here. It never names code to import.

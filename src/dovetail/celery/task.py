@@ -328,7 +328,7 @@ def run_dag_group(
 ) -> DagGroup:
     """Send one `run_dag` per item, which is its context, as a `celery.group`.
 
-    `options` are those of `apply_async`: `queue=`, `priority=`, `soft_time_limit=`.
+    `options` are passed to `apply_async`: `queue=`, `priority=`, `soft_time_limit=`.
     """
     sent = sendable(dag)
     how = {"max_concurrency": max_concurrency}
@@ -346,7 +346,7 @@ class DagGroupResult:
     results: list[WorkflowResult | None]
     """In the order of the items; None if the DAG has not ended."""
     counts: dict[str, int]
-    """DAGs by status; those that have not ended are PENDING or RUNNING."""
+    """DAGs by status; DAGs that have not ended are PENDING or RUNNING."""
     duration: float
     """The sum of all durations, in seconds."""
     failures: dict[int, dict[str, Any]]
@@ -397,7 +397,7 @@ class DagGroup:
         return DagGroupResult(results, dict(counts), duration, failures)
 
     def revoke(self, *, terminate: bool = False) -> None:
-        """Revoke the tasks that have not begun; with `terminate` kill those that have."""
+        """Revoke the tasks that have not begun; with `terminate` also kill the others."""
         run_dag.app.control.revoke(self.task_ids, terminate=terminate)
 
     def _results(self) -> list[Any]:

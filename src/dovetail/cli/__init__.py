@@ -9,10 +9,9 @@ from __future__ import annotations
 
 def main() -> None:
     """The `dovetail` command."""
-    from dovetail.cli import output as streams
-    from dovetail.cli.failures import exit_code_of
+    from dovetail.cli.output import exit_code_of, prepare_streams
 
-    streams.prepare_streams()
+    prepare_streams()
 
     def command() -> None:
         from dovetail.cli.app import app

@@ -24,7 +24,7 @@ app = lazy_group(
     "Run workflows: nodes, what each runs, and what each depends on.",
     {
         **_at("run", "run", "trigger"),
-        **_at("batch", "batch"),
+        **_at("batches", "batch"),
         **_at("services", "serve", "orchestrator", "worker"),
         **_at("definitions", "validate"),
         **_at("graph", "graph"),
@@ -45,7 +45,7 @@ app = lazy_group(
         "workflows": lazy_group(
             "workflows",
             "Register workflows under their names, with versions.",
-            _at("workflows", "register", "list", "show", "delete", "alias"),
+            _at("definitions", "register", "list", "show", "delete", "alias"),
         ),
         "limits": lazy_group(
             "limits",

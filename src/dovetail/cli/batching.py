@@ -19,10 +19,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dovetail.cli import output as streams
-from dovetail.cli.failures import FAILED, InvalidInput
 from dovetail.cli.files import STDIN, opened
-from dovetail.cli.interruptible import Stopping, StopRequest, run_interruptible
-from dovetail.cli.output import Write, json_bytes
+from dovetail.cli.interruptible import (
+    Stopping,
+    StopRequest,
+    finished_before_stop,
+    run_interruptible,
+)
+from dovetail.cli.output import FAILED, InvalidInput, Write, json_bytes, print_lines
 from dovetail.cli.run_pool import (
     MAX_SHARED_RUNS,
     RUNS_PER_SLOT,
@@ -31,7 +35,7 @@ from dovetail.cli.run_pool import (
     RunPool,
     cancel_from_thread,
     progress_of,
-    tick,
+    shown,
 )
 from dovetail.cli.summary import SHORT_ID, command, error_words, status_piece, typed_again
 from dovetail.cli.target import is_shared, open_engine, open_reader
@@ -76,7 +80,7 @@ class Items:
     def __init__(
         self, path: str, schema: Mapping[str, Any] | None, limits: DefinitionLimits
     ) -> None:
-        """The limits are those of a line. Raises `InvalidInput` if it cannot be read twice."""
+        """The limits apply to each line. Raises `InvalidInput` if it cannot be read twice."""
         if path == STDIN:
             raise InvalidInput("items are read twice, so not from stdin; save them to a file first")
         self.name = plain(path)
@@ -174,8 +178,8 @@ _VIEWS_AT_ONCE = 50
 _ITEMS_PER_TURN = 500
 """After so many items that need no waiting, the event loop runs other tasks."""
 
-# What an earlier process made of an item, in one byte: there may be millions.
-_ABSENT, _UNFINISHED = 0, 1
+# What an earlier process made of an item, in one byte: there may be millions. 0 is nothing.
+_UNFINISHED = 1
 _ENDED = {status.value: code for code, status in enumerate(sorted(FINAL), 2)}
 _STATUS = {code: status for status, code in _ENDED.items()}
 
@@ -235,8 +239,7 @@ class BatchSession:
             if stopping.asked is not None:
                 streams.complain(lines[-1])  # how to continue, which is not in the document
         else:
-            for line in lines:
-                streams.say(line)
+            print_lines(lines)
         if stopping.asked is not None and self._tally.done < self._summary.count:
             return stopping.asked.value
         completed = self._tally.counts[RunStatus.COMPLETED.value]
@@ -419,23 +422,9 @@ class ServerBatch(BatchSession):
     ) -> None:
         if self._retry_failed and await self._has_failures(commands):
             await commands.retry_batch(self._batch_id)
-        following = asyncio.create_task(self._follow(commands))
-        asked = asyncio.create_task(stopping.wait())
-        showing: list[asyncio.Task[None]] = []
-        if progress is not None:
-            progress.begin()
-            showing.append(asyncio.create_task(stopping.while_read(tick(progress))))
-        try:
-            await asyncio.wait({following, asked}, return_when=asyncio.FIRST_COMPLETED)
-            if following.done():
-                following.result()
+        async with shown(progress, stopping):
+            if await finished_before_stop(self._follow(commands), stopping):
                 await self._find_failures(commands)
-        finally:
-            for task in (asked, following, *showing):
-                task.cancel()
-            await asyncio.gather(asked, following, *showing, return_exceptions=True)
-            if progress is not None:
-                progress.end()
 
     async def _has_failures(self, commands: EngineApi) -> bool:
         counts = (await commands.get_batch(self._batch_id, limit=1))["counts"]

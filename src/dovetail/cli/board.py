@@ -1,19 +1,26 @@
-"""The nodes of a run as rows, kept up to date by its events, and as lines of a log.
+"""The nodes of a run as rows, kept up to date by its events: in a log, and live on a terminal.
 
-An event costs O(1); only a retry, which opens the run again, reads every row.
+An event costs O(1); only a retry, which opens the run again, reads every row. A terminal is
+repainted ten times a second by a thread of its own: a handler that blocks the event loop does not
+stop the clock, and a paused terminal (Ctrl-S) does not stop the run. A picture costs what fits on
+the screen, however many nodes the run has. Rich is imported only for a terminal.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import sys
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from dovetail.cli.output import say
 from dovetail.cli.text import (
+    JOINERS,
     Line,
     Piece,
     clip,
@@ -25,9 +32,14 @@ from dovetail.cli.text import (
     plain,
     seconds,
 )
-from dovetail.core.states import FINISHED, NodeStatus, Reason, RunStatus
+from dovetail.core.states import FINAL, FINISHED, NodeStatus, Reason, RunStatus
+from dovetail.core.text import visible
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
     from dovetail.core.dag import Edges
     from dovetail.engine.views import NodeWait, RunDetail
 
@@ -293,24 +305,24 @@ def _ran(row: NodeRow, now: float, bar: bool) -> Line:
         return [("not started", "dim")]  # it failed before: its config could not be made
     running = row.status is NodeStatus.RUNNING
     until = now if running or row.stopped is None else row.stopped
-    told: list[Piece] = [(pad(duration(until - row.started), _TIME if bar and running else 0), "")]
+    words: list[Piece] = [(pad(duration(until - row.started), _TIME if bar and running else 0), "")]
     if row.attempt > 1:
         attempts = f"attempt {row.attempt}" if running else counted(row.attempt, "attempt")
-        told.append((f"  {attempts}", "wait"))
+        words.append((f"  {attempts}", "wait"))
     if running and row.fraction is not None:
-        told += _progress(row, row.fraction, bar)
-    return told
+        words += _progress(row, row.fraction, bar)
+    return words
 
 
 def _progress(row: NodeRow, fraction: float, bar: bool) -> Line:
     done = round(fraction * _BAR)
-    told: list[Piece] = []
+    words: list[Piece] = []
     if bar:
-        told = [("  " + "━" * done, "busy"), ("━" * (_BAR - done), "dim")]
-    told.append((f"  {fraction:4.0%}", ""))
+        words = [("  " + "━" * done, "busy"), ("━" * (_BAR - done), "dim")]
+    words.append((f"  {fraction:4.0%}", ""))
     if row.message:
-        told.append((f"  {plain(row.message)}", "dim"))
-    return told
+        words.append((f"  {plain(row.message)}", "dim"))
+    return words
 
 
 def not_run(row: NodeRow, now: float, *, live: bool = False) -> str:
@@ -417,3 +429,159 @@ class PlainView:
         self._printed_at = time.monotonic()
         say(line)
         sys.stdout.flush()  # a reader of the log sees each line at once
+
+
+# --- on a terminal -----------------------------------------------------------------------------
+
+PICTURES_PER_SECOND = 10
+# What is below the rows: the summary, and the line the cursor stands on.
+_RESERVED = 2
+
+_RICH_STYLES = {
+    "": "",
+    "good": "green",
+    "bad": "red",
+    "busy": "cyan",
+    "wait": "yellow",
+    "dim": "dim",
+    "bold": "bold",
+    "bold good": "bold green",
+    "bold bad": "bold red",
+    "bold wait": "bold yellow",
+}
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(highlight=False, markup=False, emoji=False, soft_wrap=False)
+
+
+def _live(console: Console, picture: Callable[[], Text]) -> Live:
+    from rich.live import Live
+
+    return Live(
+        console=console,
+        get_renderable=picture,
+        refresh_per_second=PICTURES_PER_SECOND,
+        vertical_overflow="crop",
+    )
+
+
+def _painted(lines: Iterable[Line]) -> Text:
+    from rich.text import Text
+
+    text = Text(no_wrap=True, overflow="ellipsis", end="")
+    for number, line in enumerate(lines):
+        if number:
+            text.append("\n")
+        for words, style in line:
+            shown = "" if os.environ.get("NO_COLOR") else _RICH_STYLES[style]
+            text.append(visible(words, JOINERS), shown)
+    return text
+
+
+class LiveLines:
+    """A few lines that are painted over, such as a progress bar."""
+
+    refresh_seconds = 3600.0  # its thread paints; the event loop has nothing to do for it
+
+    def __init__(self, lines: Callable[[], Iterable[Line]]) -> None:
+        self._lines = lines
+        self._live = _live(_console(), self._picture)
+
+    def begin(self) -> None:
+        self._live.start(refresh=True)
+
+    def refresh(self) -> None:
+        """Nothing to do here."""
+
+    def end(self) -> None:
+        self._live.stop()
+
+    def _picture(self) -> Text:
+        return _painted(self._lines())
+
+
+class LiveView:
+    refresh_seconds = 3600.0  # its thread paints; the event loop has nothing to do for it
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._ids = id_width(board.rows)
+        self._lock = threading.Lock()
+        self._began = time.monotonic()
+        self._title = ""
+        self._over = False
+        self._console = _console()
+        self._live = _live(self._console, self._picture)
+
+    def begin(self, workflow: str, run_id: str, passed: float = 0.0) -> None:
+        self._title = f"{run_id[:6]} {workflow}"
+        self._began = time.monotonic() - passed
+        self._live.start(refresh=True)
+
+    def show(self, event: Mapping[str, Any]) -> None:
+        with self._lock:
+            self._board.apply(event)
+
+    def refresh(self) -> None:
+        """Nothing to do here."""
+
+    def end(self) -> None:
+        """Leave the last picture where it is; what follows is printed below it."""
+        with self._lock:
+            self._over = True
+        self._live.stop()
+
+    def _picture(self) -> Text:
+        with self._lock:  # rows must not change halfway through
+            lines = list(self._lines(self._console.size.height - _RESERVED, time.time()))
+        return _painted(lines)
+
+    def _lines(self, room: int, now: float) -> Iterator[Line]:
+        rows = self._board.rows
+        shown = rows if len(rows) <= room else list(self._most_telling(room))
+        for row in shown:
+            yield row_line(row, self._ids, now, bar=True)
+        if not self._over:
+            yield self._summary()
+        elif shown is not rows:
+            yield [(self._counts(), "dim")]
+
+    def _most_telling(self, room: int) -> Iterator[NodeRow]:
+        """Of a run that does not fit: failures first, what runs, then what waits for a time."""
+        board = self._board
+        failed = min(len(board.failed), max(1, room // 3)) if not self._over else room
+        yield from islice(board.failed.values(), failed)
+        room -= min(failed, len(board.failed))
+        yield from islice(board.running.values(), max(0, room))
+        room -= len(board.running)
+        yield from islice(board.delayed.values(), max(0, room))
+
+    def _summary(self) -> Line:
+        board = self._board
+        passed = duration(time.monotonic() - self._began)
+        if board.status in FINAL:
+            left = counted(len(board.running), "running node")
+            return [(board.status.value, "bold bad"), (f" {self._title}  waits for {left}", "")]
+        return [
+            ("RUNNING", "bold"),
+            (f" {self._title}  {passed}  ", ""),
+            (self._counts(), "dim"),
+        ]
+
+    def _counts(self) -> str:
+        board = self._board
+        done = f"{board.finished:,} of {len(board.rows):,} done"
+        counts = (f"{board.counts[s]:,} {word}" for s, word in _WORDS.items() if board.counts[s])
+        return ", ".join([done, *counts])
+
+
+_WORDS = {
+    NodeStatus.FAILED: "failed",
+    NodeStatus.SKIPPED: "skipped",
+    NodeStatus.CANCELLED: "cancelled",
+    NodeStatus.RUNNING: "running",
+    NodeStatus.QUEUED: "queued",
+}

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from dovetail.cli import output as streams
-from dovetail.cli.failures import INVALID, InvalidInput, print_error
+from dovetail.cli.output import INVALID, InvalidInput, print_error, warn
 from dovetail.cli.text import Line, cells, counted, plain
 from dovetail.core.errors import InvalidDefinition, InvalidParams, Problem
 
@@ -219,6 +219,12 @@ def report_of(file: File, checked: Checked) -> Iterator[Line]:
         yield [("handlers of your own are loaded with  --handlers FILE.py", "dim")]
 
 
+def print_report(file: File, checked: Checked) -> None:
+    """Print every problem to stderr."""
+    for line in report_of(file, checked):
+        streams.complain(line)
+
+
 def read_params(
     schema: Mapping[str, Any] | None,
     pairs: Sequence[str],
@@ -235,8 +241,7 @@ def read_params(
         try:
             data = file.parse().data
         except InvalidDefinition as error:
-            for line in report_of(file, Checked(None, error.problems, (), [])):
-                streams.complain(line)
+            print_report(file, Checked(None, error.problems, (), []))
             return None
         if not isinstance(data, dict):
             raise InvalidInput(f"{file.name}: params must be an object, as in  topic: otters")
@@ -252,8 +257,7 @@ def read_params(
 def print_warnings(warnings: Sequence[Problem]) -> None:
     """Each in its own line; the run is made nevertheless."""
     for problem in warnings:
-        line = f"{problem.path}: {problem.message}"
-        streams.complain([("warning: ", "bold wait"), (plain(line), "")])
+        warn(plain(f"{problem.path}: {problem.message}"))
 
 
 def print_violations(error: InvalidParams) -> int:

@@ -25,7 +25,7 @@ from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
 from dovetail.cli import output as streams
-from dovetail.cli.failures import FAILED, INTERRUPTED, report_error, try_print_error
+from dovetail.cli.output import FAILED, INTERRUPTED, report_error, try_print_error
 from dovetail.core.errors import DovetailError, InvalidDefinition
 
 GRACE_SECONDS = 1.8
@@ -234,6 +234,26 @@ class Stopping:
             self.ask(StopRequest.READER_GONE)
             if error.errno in _FULL:
                 try_print_error(f"stdout cannot be written: {error.strerror}")
+
+
+async def finished_before_stop(work: Coroutine[Any, Any, None], stopping: Stopping) -> bool:
+    """Whether the work was done before a stop was requested; if not, it is cancelled."""
+    doing = asyncio.create_task(work)
+    asked = asyncio.create_task(stopping.wait())
+    try:
+        await asyncio.wait({doing, asked}, return_when=asyncio.FIRST_COMPLETED)
+        if doing.done():
+            doing.result()
+        return doing.done()
+    finally:
+        await cancel_tasks(doing, asked)
+
+
+async def cancel_tasks(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel tasks and wait for their ends; their errors do not matter any more."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def run_interruptible(

@@ -52,8 +52,26 @@ Run = Annotated[
         help="A run's id, or its first digits (at least four); without it the newest run.",
     ),
 ]
+
+
+def run_or(default: str) -> Any:
+    """The argument of a command that takes other runs if none is named."""
+    return typer.Argument(
+        metavar="RUN", help=f"A run's id or its first digits; without it {default}."
+    )
+
+
+Cursor = Annotated[str | None, typer.Option(metavar="C", help="Go on where an earlier list ended.")]
+Version = Annotated[
+    str | None, typer.Option(metavar="N", help="A version's number or alias; default: latest.")
+]
 WorkflowName = Annotated[str, typer.Argument(metavar="NAME", help="A registered workflow.")]
 Detach = Annotated[bool, typer.Option("--detach", help="Do not wait; on a server only.")]
+
+
+def number_or_alias(version: str | None) -> int | str | None:
+    """What `--version` names."""
+    return int(version) if version is not None and version.isdecimal() else version
 
 
 _TARGET: dict[str, tuple[Any, Any]] = {

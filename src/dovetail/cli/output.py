@@ -1,7 +1,8 @@
-"""The three streams of this process, and all that the command line writes to them.
+"""The three streams of this process, all that the command line writes to them, and its exit codes.
 
 Every line leaves through `say` or `complain`. With `--json`, `document` keeps stdout for one JSON
-document.
+document. A command fails with one line on stderr for people and one exit code for scripts; a
+traceback is shown only with DOVETAIL_DEBUG.
 """
 
 from __future__ import annotations
@@ -9,12 +10,15 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import IO, Any, TextIO
+from typing import IO, Any, TextIO, TypeVar
 
-from dovetail.cli.text import JOINERS, Line, bare, coloured, printable
+from dovetail.cli.text import JOINERS, Line, bare, coloured, plain, printable, table
+from dovetail.core.errors import DovetailError
 from dovetail.core.text import visible
+
+T = TypeVar("T")
 
 WIDTH_OF_A_LOG = 120
 KEPT = "\n\t\u00a0\u1680\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B))) + JOINERS
@@ -61,7 +65,7 @@ def width() -> int:
 
 
 def room() -> int | None:
-    """The columns for a table: those of the terminal, or None for a file."""
+    """The columns for a table: as many as the terminal has, or None for a file."""
     return width() if sys.stdout.isatty() else None
 
 
@@ -74,6 +78,10 @@ def complain(line: Line | str) -> None:
     """Print a line about a problem to stderr."""
     sys.stdout.flush()  # so that the two streams stand in order where they are one
     _write(sys.stderr, line)
+
+
+def warn(words: str) -> None:
+    complain([("warning: ", "bold wait"), (words, "")])
 
 
 def _write(stream: TextIO, line: Line | str) -> None:
@@ -147,3 +155,130 @@ def print_json(value: Any) -> None:
     """Print the document at once."""
     with document() as write:
         write(json_bytes(value))
+
+
+def print_lines(lines: Iterable[Line | str]) -> None:
+    for line in lines:
+        say(line)
+
+
+def print_answer(answer: dict[str, Any] | list[Line]) -> None:
+    """Print what a command made: a JSON document, or lines."""
+    if isinstance(answer, dict):
+        print_json(answer)
+    else:
+        print_lines(answer)
+
+
+def print_reply(
+    reply: T, lines: Callable[[T], Iterable[Line | str]], *, as_json: bool = False
+) -> None:
+    """Print a reply as one JSON document, or as `lines` says it for people."""
+    if as_json:
+        print_json(reply)
+    else:
+        print_lines(lines(reply))
+
+
+def print_page(
+    page: Mapping[str, Any],
+    head: Sequence[str],
+    row: Callable[[dict[str, Any]], Line],
+    *,
+    empty: str,
+    as_json: bool,
+) -> None:
+    """Print a page of a list as a table, with the option for the next page; `empty` without items.
+
+    With `as_json` it is printed as it is.
+    """
+
+    def lines(page: Mapping[str, Any]) -> Iterator[Line | str]:
+        if page["items"]:
+            yield from headed(head, map(row, page["items"]))
+            yield from next_page(page)
+        else:
+            yield empty
+
+    print_reply(page, lines, as_json=as_json)
+
+
+def headed(head: Sequence[str], rows: Iterable[Line]) -> Iterator[Line]:
+    """A table with the names of its columns, as wide as the terminal."""
+    return table([[(name, "dim") for name in head], *rows], room())
+
+
+def next_page(page: Mapping[str, Any]) -> Iterator[Line]:
+    if page.get("next_cursor"):
+        yield [(f"more:  --cursor {page['next_cursor']}", "dim")]
+
+
+# --- how a command fails -----------------------------------------------------------------------
+
+FAILED, INVALID, INTERRUPTED = 1, 2, 130
+
+# Errors of these types mean invalid input; all others mean that the work failed.
+_INVALID_TYPES = frozenset(
+    {
+        *("handler_error", "invalid_definition", "invalid_input", "invalid_params"),
+        *("invalid_review", "invalid_settings"),
+    }
+)
+
+
+class InvalidInput(DovetailError):
+    """A file, a param or an option that cannot be used."""
+
+    type = "invalid_input"
+
+
+def exit_code_of(command: Callable[[], object]) -> int:
+    """Run a command; an exception becomes an exit code and a line on stderr."""
+    code = 0
+    try:
+        try:
+            command()
+        except SystemExit as leaving:
+            given = leaving.code
+            code = given if isinstance(given, int) else int(given is not None)
+        sys.stdout.flush()  # here, where a reader that is gone can still be handled
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        discard_output()
+        return FAILED
+    except OSError as error:  # a full disk, most of all
+        if os.environ.get("DOVETAIL_DEBUG"):
+            raise
+        discard_output()
+        what = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+        try_print_error(what or str(error))
+        return FAILED
+    except DovetailError as error:
+        return report_error(error)
+    except Exception as error:
+        if os.environ.get("DOVETAIL_DEBUG"):
+            raise
+        print_error(f"unexpected {type(error).__name__}: {error}")
+        complain("this is a bug in dovetail; DOVETAIL_DEBUG=1 shows where it happened")
+        return FAILED
+    return code
+
+
+def report_error(error: DovetailError) -> int:
+    """Print it in one line; returns the exit code."""
+    print_error(str(error))
+    return INVALID if error.type in _INVALID_TYPES else FAILED
+
+
+def try_print_error(message: str) -> None:
+    """Print an error if stderr can be written: it may be the same full disk as stdout."""
+    try:
+        print_error(message)
+        sys.stderr.flush()
+    except OSError:
+        discard_output(2)
+
+
+def print_error(message: str) -> None:
+    complain([("error: ", "bold bad"), (plain(message), "")])

@@ -11,12 +11,13 @@ import asyncio
 import sys
 import time
 from collections import Counter
-from collections.abc import Coroutine, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dovetail.cli import output as streams
-from dovetail.cli.interruptible import Stopping
+from dovetail.cli.board import LiveLines
+from dovetail.cli.interruptible import Stopping, cancel_tasks
 from dovetail.cli.target import open_reader
 from dovetail.cli.text import Line, countdown, duration
 from dovetail.core.errors import Conflict
@@ -162,12 +163,17 @@ def speed_words(per_second: float) -> str:
     return f"{per_second:.1f}/s" if per_second >= 0.1 else f"{per_second * 60:.1f}/min"
 
 
-class ProgressLine(Protocol):
+class Refreshed(Protocol):
+    """A view that is brought up to date at an interval."""
+
     refresh_seconds: float
 
-    def begin(self) -> None: ...
     def refresh(self) -> None: ...
     def end(self) -> None: ...
+
+
+class ProgressLine(Refreshed, Protocol):
+    def begin(self) -> None: ...
 
 
 class PlainProgress:
@@ -195,8 +201,6 @@ class PlainProgress:
 def progress_of(counts: BatchCounts) -> ProgressLine:
     if not streams.is_terminal(sys.stdout) or not streams.knows_signs(sys.stdout):
         return PlainProgress(counts)
-    from dovetail.cli.live import LiveLines
-
     return LiveLines(counts.picture)
 
 
@@ -219,27 +223,19 @@ class RunPool:
         self, slots: Sequence[Coroutine[Any, Any, None]], progress: ProgressLine | None
     ) -> None:
         """Until all slots have ended, or a stop is requested."""
-        stopping = self._stopping
-        tasks = [asyncio.create_task(slot) for slot in slots]
-        stop = asyncio.create_task(stopping.wait())
-        showing: list[asyncio.Task[None]] = []
-        if progress is not None:
-            progress.begin()
-            showing.append(asyncio.create_task(stopping.while_read(tick(progress))))
-        whole: asyncio.Future[Any] = asyncio.gather(*tasks)
-        try:
-            await asyncio.wait([whole, stop], return_when=asyncio.FIRST_COMPLETED)
-            if not whole.done():
-                if stopping.cancels:
+        async with shown(progress, self._stopping):
+            tasks = [asyncio.create_task(slot) for slot in slots]
+            stop = asyncio.create_task(self._stopping.wait())
+            whole: asyncio.Future[Any] = asyncio.gather(*tasks)
+            try:
+                await asyncio.wait([whole, stop], return_when=asyncio.FIRST_COMPLETED)
+                if whole.done():
+                    await whole
+                elif self._stopping.cancels:
                     await self._cancel_own(tasks)
-                return
-            await whole
-        finally:
-            for task in (stop, *tasks, *showing):
-                task.cancel()
-            await asyncio.gather(stop, whole, *showing, return_exceptions=True)
-            if progress is not None:
-                progress.end()
+            finally:
+                await cancel_tasks(stop, *tasks)
+                await asyncio.gather(whole, return_exceptions=True)
 
     async def follow(
         self, run_id: str, *, just_made: bool, nodes: bool = True
@@ -272,7 +268,22 @@ class RunPool:
             await asyncio.wait(ending)
 
 
-async def tick(progress: ProgressLine) -> None:
+async def tick(view: Refreshed) -> None:
     while True:
-        await asyncio.sleep(progress.refresh_seconds)
-        progress.refresh()
+        await asyncio.sleep(view.refresh_seconds)
+        view.refresh()
+
+
+@asynccontextmanager
+async def shown(progress: ProgressLine | None, stopping: Stopping) -> AsyncIterator[None]:
+    """Show the progress of what is done within."""
+    if progress is None:
+        yield
+        return
+    progress.begin()
+    ticking = asyncio.create_task(stopping.while_read(tick(progress)))
+    try:
+        yield
+    finally:
+        await cancel_tasks(ticking)
+        progress.end()

@@ -1,4 +1,4 @@
-"""The services orchestrator and worker, and what they share with the API server.
+"""The services orchestrator and worker, the API server, and what they share.
 
 A service runs until it is asked to stop. SIGTERM and Ctrl-C mean the same to it; a second signal
 ends it at once. Metrics and health are served on a port, and spans are sent off at the end.
@@ -11,21 +11,40 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator
+import socket
+import sys
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterator,
+    Sequence,
+)
 from concurrent.futures import TimeoutError as TookTooLong
 from contextlib import (
+    AbstractAsyncContextManager,
     AbstractContextManager,
+    AsyncExitStack,
     asynccontextmanager,
     contextmanager,
     nullcontext,
     suppress,
 )
+from functools import partial
 from importlib import import_module
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dovetail.cli.failures import InvalidInput
-from dovetail.cli.interruptible import Stopping, StopRequest, run_interruptible
+from dovetail.cli import output as streams
+from dovetail.cli.interruptible import (
+    Stopping,
+    StopRequest,
+    finished_before_stop,
+    run_interruptible,
+)
+from dovetail.cli.output import InvalidInput
 from dovetail.cli.text import counted
 from dovetail.config import Settings, env_name
 from dovetail.core.errors import StoreError
@@ -35,6 +54,8 @@ from dovetail.telemetry.logs import show_logs
 from dovetail.telemetry.service import Telemetry
 
 if TYPE_CHECKING:
+    from dovetail.api.service import Fleet
+    from dovetail.engine.commands import Commands
     from dovetail.telemetry.metrics import ServiceFacts
     from dovetail.wiring.health import ServicesHealth
 
@@ -72,8 +93,8 @@ async def observed(
 
 @contextmanager
 def shared_metrics(telemetry: Telemetry | None) -> Iterator[None]:
-    """Add up the metrics of a worker's pool processes, also those of handlers. Enter it before the
-    handlers are loaded."""
+    """Add up the metrics of a worker's pool processes, with the metrics of handlers. Enter it
+    before the handlers are loaded."""
     if telemetry is None:
         yield
         return
@@ -104,8 +125,7 @@ def _port(
     if settings.metrics_port is None:
         return nullcontext()
     from dovetail.api.security import Tokens
-    from dovetail.telemetry.metrics import CONTENT_TYPE
-    from dovetail.telemetry.port import MetricsPort
+    from dovetail.telemetry.metrics import CONTENT_TYPE, MetricsPort
 
     tokens = Tokens(settings.tokens)
 
@@ -130,7 +150,7 @@ async def _asked(settings: Settings, handlers: Collection[str]) -> ServiceFacts:
 
 
 async def facts_of(fleet: ServicesHealth) -> ServiceFacts:
-    """The facts that Redis has; None for those that it does not give."""
+    """The facts that Redis has; None for a fact that it does not give."""
     from dovetail.telemetry.metrics import ServiceFacts
 
     depths, lag, workers = await asyncio.gather(
@@ -256,21 +276,6 @@ async def find_redis(settings: Settings, log: logging.Logger) -> None:
     await await_redis(settings, lambda why: log.warning("waiting for Redis: %s", why), log.warning)
 
 
-async def finished_before_stop(work: Coroutine[Any, Any, None], stopping: Stopping) -> bool:
-    """Whether the work was done before a stop was requested; if not, it is cancelled."""
-    doing = asyncio.ensure_future(work)
-    asked = asyncio.ensure_future(stopping.wait())
-    try:
-        await asyncio.wait({doing, asked}, return_when=asyncio.FIRST_COMPLETED)
-        if doing.done():
-            doing.result()
-        return doing.done()
-    finally:
-        doing.cancel()
-        asked.cancel()
-        await asyncio.gather(doing, asked, return_exceptions=True)
-
-
 def fast_loop() -> asyncio.AbstractEventLoop:
     """uvloop's where it is installed (`dovetail[fast]`): a fifth less of the processor's time."""
     try:
@@ -357,3 +362,136 @@ def worker_service(
                 await asyncio.sleep(RESTART_SECONDS)
 
     return service
+
+
+# --- the API server: over the engine in this process, or over Redis ------------------------------
+
+serve_log = logging.getLogger("dovetail.serve")
+
+TAKE_OVER_SECONDS = 2.0
+"""Between two searches for runs that no process drives any more."""
+
+
+class Backend(NamedTuple):
+    commands: Commands
+    fleet: Fleet
+    duties: Sequence[asyncio.Future[None]]
+    """When one of them ends, the server ends, with its error if it has one."""
+    facts: Callable[[], Awaitable[ServiceFacts]]
+    """The facts for `/metrics`."""
+
+
+@asynccontextmanager
+async def embedded_backend(
+    settings: Settings, registry: Registry, telemetry: Telemetry
+) -> AsyncIterator[Backend]:
+    """The embedded engine. It also takes over runs of processes that died."""
+
+    from dovetail.api.operations import ThisProcess
+    from dovetail.wiring.embedded import embedded
+
+    async def facts() -> ServiceFacts:
+        return facts_of_this_process(telemetry, list(registry))
+
+    async with embedded(settings, registry, telemetry) as commands:
+        handlers = [known.announcement() for known in registry.handlers()]
+        fleet = ThisProcess(commands, handlers, settings.concurrency, telemetry.depths or dict)
+        duties = [
+            asyncio.ensure_future(_take_over(commands)),
+            asyncio.ensure_future(commands.lost()),
+        ]
+        try:
+            yield Backend(commands, fleet, duties, facts)
+        finally:
+            for duty in duties:
+                duty.cancel()
+            await asyncio.wait(duties)
+
+
+async def _take_over(commands: Commands) -> None:
+    """Take over the runs that no process drives, again and again."""
+    while True:
+        if taken := await commands.resume():
+            serve_log.info("took over %s that no process drove", counted(len(taken), "run"))
+        await asyncio.sleep(TAKE_OVER_SECONDS)
+
+
+def redis_backend(
+    settings: Settings, registry: Registry, services: Sequence[str], telemetry: Telemetry
+) -> AbstractAsyncContextManager[Backend]:
+    """The commands over Redis, with these services in the same process."""
+    with redis_imports(settings, "dovetail serve"):
+        from dovetail.wiring.distributed import commanding
+        from dovetail.wiring.health import watching
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[Backend]:
+        duties: list[asyncio.Future[None]] = []
+        async with AsyncExitStack() as stack:
+            commands = await stack.enter_async_context(
+                commanding(settings, registry, telemetry, kind="api")
+            )
+            fleet = await stack.enter_async_context(watching(settings, _names(registry)))
+            inside: list[Service] = []
+            if "orchestrator" in services:
+                inside.append(orchestrator_service(settings, telemetry))
+            if "worker" in services:  # the last, so it ends first: its results are still applied
+                inside.append(worker_service(settings, registry, telemetry))
+            duties += [await stack.enter_async_context(running_service(one)) for one in inside]
+            yield Backend(commands, fleet, duties, partial(facts_of, fleet))
+
+    return opened()
+
+
+def _names(registry: Registry) -> list[str]:
+    return [known.name for known in registry.handlers()]
+
+
+async def serve_until_stopped(
+    opened: AbstractAsyncContextManager[Backend],
+    settings: Settings,
+    hosts: Sequence[str],
+    listening: list[socket.socket],
+    stopping: Stopping,
+    telemetry: Telemetry,
+) -> None:
+    """Serve the HTTP API until a stop is requested or a duty of the backend ends."""
+    from dovetail import __version__
+    from dovetail.api.app import create_app
+    from dovetail.api.connection import Sending
+    from dovetail.api.server import serve, url_of
+    from dovetail.api.service import ApiService
+    from dovetail.telemetry.metrics import CONTENT_TYPE
+
+    async with opened as (commands, fleet, duties, facts):
+
+        async def metrics() -> tuple[bytes, str]:
+            return telemetry.page(await facts()), CONTENT_TYPE
+
+        service = ApiService(commands, fleet, settings, hosts, metrics=metrics)
+        app = telemetry.app(create_app(service, __version__, telemetry.answered))
+        asked = asyncio.ensure_future(stopping.wait())
+        most, sending = settings.max_connections, Sending(settings.send_timeout)
+        serving = asyncio.ensure_future(serve(app, listening, service.closing, most, sending))
+        streams.say(f"dovetail serves {url_of(listening)}")
+        sys.stdout.flush()
+        try:
+            await asyncio.wait({serving, asked, *duties}, return_when=asyncio.FIRST_COMPLETED)
+            if asked.done() and settings.shutdown_delay:
+                # Load balancers learn from /health/ready that they must send no more requests here;
+                # requests that come meanwhile are answered.
+                service.leaving.set()
+                serve_log.info("not ready; serves for %g s more", settings.shutdown_delay)
+                await asyncio.wait(
+                    {serving, *duties},
+                    timeout=settings.shutdown_delay,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+        finally:
+            service.closing.set()
+            await serving
+            asked.cancel()
+        # A duty notices that the store is lost, and ends the server with its error.
+        for duty in duties:
+            if duty.done():
+                duty.result()

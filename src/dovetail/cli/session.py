@@ -15,11 +15,10 @@ from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, NamedTuple, Protocol
 
 from dovetail.cli import output as streams
-from dovetail.cli.board import Board, PlainView
-from dovetail.cli.failures import FAILED
-from dovetail.cli.interruptible import Stopping, StopRequest, run_interruptible
-from dovetail.cli.output import Write, json_bytes
-from dovetail.cli.run_pool import cancel_all, cancel_from_thread, wait_for_end
+from dovetail.cli.board import Board, LiveView, PlainView
+from dovetail.cli.interruptible import Stopping, StopRequest, cancel_tasks, run_interruptible
+from dovetail.cli.output import FAILED, Write, json_bytes, print_lines
+from dovetail.cli.run_pool import Refreshed, cancel_all, cancel_from_thread, tick, wait_for_end
 from dovetail.cli.summary import (
     INTERRUPTED,
     SHORT_ID,
@@ -44,15 +43,11 @@ from dovetail.handlers.registry import Registry
 SHOW_CURSOR = b"\x1b[?25h"
 
 
-class View(Protocol):
+class View(Refreshed, Protocol):
     """Shows a run while it goes on."""
-
-    refresh_seconds: float
 
     def begin(self, workflow: str, run_id: str, passed: float) -> None: ...
     def show(self, event: Mapping[str, Any]) -> None: ...
-    def refresh(self) -> None: ...
-    def end(self) -> None: ...
 
 
 class Shown(NamedTuple):
@@ -142,7 +137,7 @@ class Session:
         if view is not None:
             with stopping.reading():
                 view.begin(shown.workflow, shown.run_id, max(0.0, time.time() - shown.since))
-            works = (_watch(commands, shown, view), _tick(view))
+            works = (_watch(commands, shown, view), tick(view))
             showing += [asyncio.create_task(stopping.while_read(work)) for work in works]
         try:
             await asyncio.wait({asked, ending}, return_when=asyncio.FIRST_COMPLETED)
@@ -156,7 +151,7 @@ class Session:
                 await showing[0]  # the last events
             return run
         finally:
-            await _cancelled([asked, ending, *showing])
+            await cancel_tasks(asked, ending, *showing)
             if view is not None:
                 view.end()
             if stopping.asked is StopRequest.HAND_BACK:
@@ -192,8 +187,7 @@ class Session:
         """Before the engine is closed: a handler that does not stop must not delay the output."""
         self._document(run)
         if self._write is None:
-            for line in run_ending(run, since):
-                streams.say(line)
+            print_lines(run_ending(run, since))
             if run["status"] != RunStatus.COMPLETED:
                 with suppress(Conflict):  # another process has retried it already
                     plan = await commands.plan_retry(run["run_id"])
@@ -235,23 +229,9 @@ async def _watch(commands: EngineApi, shown: Shown, view: View) -> None:
         view.show(event)
 
 
-async def _tick(view: View) -> None:
-    while True:
-        await asyncio.sleep(view.refresh_seconds)
-        view.refresh()
-
-
-async def _cancelled(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
 def _view_of(board: Board) -> View:
     if not streams.is_terminal(sys.stdout) or not streams.knows_signs(sys.stdout):
         return PlainView(board)
-    from dovetail.cli.live import LiveView
-
     return LiveView(board)
 
 

@@ -88,7 +88,12 @@ def retry_hint(
     ]
 
 
-def resume_hint(short_id: str, handlers: Sequence[str]) -> Line:
+def watch_hint(short_id: str) -> Line:
+    """The command that follows a run that services drive."""
+    return [("follow it with:  ", "dim"), (command("runs", "watch", short_id), "bold")]
+
+
+def resume_hint(short_id: str, handlers: Sequence[str] = ()) -> Line:
     """The command that continues a run that no process drives."""
     typed = command("runs", "resume", short_id, handlers=handlers)
     return [("go on with:  ", "dim"), (typed, "bold")]

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from dovetail.cli import output as streams
-from dovetail.cli.failures import InvalidInput
-from dovetail.cli.files import File, checked_file
+from dovetail.cli.files import File, checked_file, print_report
+from dovetail.cli.output import InvalidInput
 from dovetail.cli.text import plain
 from dovetail.core.errors import DovetailError, InvalidDefinition, NotFound, Problem
 
@@ -98,11 +98,9 @@ def _remote(
     settings: Settings, registry: Registry | None
 ) -> AbstractAsyncContextManager[EngineApi]:
     if settings.server is not None:
-        from dovetail.client import http_client
+        from dovetail.client import open_server
 
-        with http_client():
-            from dovetail.client.server import calling
-        return calling(settings)
+        return open_server(settings)
     from dovetail.cli.services import redis_imports
 
     with redis_imports(settings, "this command"):
@@ -134,7 +132,30 @@ def ask(
     return asyncio.run(answer())
 
 
-def check_on_target(file: File, limits: DefinitionLimits, registry: Registry) -> Checked:
+class LoadedFile(NamedTuple):
+    """A definition that was checked for the target, and what it was checked with."""
+
+    settings: Settings
+    registry: Registry
+    limits: DefinitionLimits
+    checked: Checked
+
+
+def load_file(path: str, handlers: Sequence[str]) -> LoadedFile:
+    """Load the handlers, and check the definition for the target; its problems are printed."""
+    from dovetail.handlers.builtin import load_registry
+    from dovetail.wiring.embedded import definition_limits
+
+    settings = target_settings()
+    registry = load_registry(settings, handlers)
+    limits = definition_limits(settings)
+    file = File(path, limits)
+    checked = _check_on_target(file, limits, registry)
+    print_report(file, checked)
+    return LoadedFile(settings, registry, limits, checked)
+
+
+def _check_on_target(file: File, limits: DefinitionLimits, registry: Registry) -> Checked:
     """Check the definition with the handlers known here; on services, with their handlers too."""
     from dovetail.core.definition.validation import Checked
 

@@ -379,7 +379,7 @@ class Dovetail:
         return await self._whole_batch(batch_id)
 
     async def retry_batch(self, batch_id: str) -> Batch:
-        """Retry those of its runs that failed; returns at once. `NotFound`, `Conflict`."""
+        """Retry its failed runs; returns at once. `NotFound`, `Conflict`."""
         await self._commands.retry_batch(text("batch_id", batch_id))
         return await self._whole_batch(batch_id)
 
@@ -409,7 +409,7 @@ class Dovetail:
     # --- keeping runs alive ------------------------------------------------------------------
 
     async def _take_over(self, run_ids: Iterable[str]) -> list[str]:
-        """Go on here with the runs that no process drives; returns those of other processes."""
+        """Go on here with the runs that no process drives; returns the runs of other processes."""
         commands = self._commands
         elsewhere: list[str] = []
         for run_id in run_ids if commands.drives else ():
@@ -427,9 +427,9 @@ class Dovetail:
         return elsewhere
 
     async def _attended(self, news: Awaitable[T], elsewhere: list[str]) -> T:
-        """Await news of runs; while there are none, look whether those elsewhere are driven.
+        """Await news of runs; meanwhile take over runs of `elsewhere` that lost their process.
 
-        The list is kept up: what is taken over, or has ended, needs no more looks.
+        A run that is taken over, or has ended, is removed from the list.
         """
         try:
             if not elsewhere:
@@ -451,9 +451,8 @@ class Dovetail:
 
 
 def _settings(target: str | PathLike[str] | None, given: dict[str, Any]) -> Settings:
-    if {"secrets", "secret_hosts"} & set(
-        given
-    ):  # an argument ends in tracebacks and in other people's logs
+    # An argument ends in tracebacks and in other people's logs.
+    if {"secrets", "secret_hosts"} & given.keys():
         raise SettingsError("secrets are read from the environment: set DOVETAIL_SECRET_<NAME>")
     if target is not None:
         place = _place(target)
@@ -477,7 +476,7 @@ def _place(target: str | PathLike[str]) -> Literal["server", "redis_url", "db"]:
 
 def _engine(settings: Settings, registry: Registry) -> AbstractAsyncContextManager[EngineApi]:
     if settings.server is not None:
-        return _server(settings)
+        return open_server(settings)
     if settings.redis_url is None:
         return embedded(settings, registry)
     try:  # here: the embedded engine works without a client for Redis
@@ -489,7 +488,8 @@ def _engine(settings: Settings, registry: Registry) -> AbstractAsyncContextManag
     return commanding(settings, registry)
 
 
-def _server(settings: Settings) -> AbstractAsyncContextManager[EngineApi]:
+def open_server(settings: Settings) -> AbstractAsyncContextManager[EngineApi]:
+    """The engine behind the server of the settings."""
     with http_client():
         from dovetail.client.server import calling
     return calling(settings)
@@ -557,7 +557,7 @@ def _run(view: dict[str, Any]) -> Run:
 
 
 def _own(view: dict[str, Any]) -> dict[str, Any]:
-    """A copy through and through: the values of a view are those of the engine itself."""
+    """A deep copy: a view shares its values with the engine."""
     copied: dict[str, Any] = orjson.loads(orjson.dumps(view))
     return copied
 

@@ -15,8 +15,7 @@ from urllib.parse import quote
 
 import orjson
 
-from dovetail.client.connection import Query, ServerConnection
-from dovetail.client.errors import findings_of
+from dovetail.client.connection import Query, ServerConnection, findings_of
 from dovetail.config import Settings
 from dovetail.core.definition.params import apply_params, apply_to_items
 from dovetail.core.definition.source import Source

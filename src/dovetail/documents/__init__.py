@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.documents.handlers import (
     auto_approve,
+    build_document_processing_dag,
     create_review,
     extract,
     line_items,
@@ -22,7 +23,6 @@ from dovetail.documents.handlers import (
 from dovetail.documents.metrics import connect_dag_signal
 
 if TYPE_CHECKING:
-    from dovetail.documents.dag import build_document_processing_dag
     from dovetail.documents.tasks import batch_process_task, process_document_task
 
 PIPELINE = Path(__file__).with_name("pipeline.yaml")
@@ -32,7 +32,6 @@ ROUTED = Path(__file__).with_name("routed.yaml")
 
 _HOMES = {
     "batch_process_task": "dovetail.documents.tasks",
-    "build_document_processing_dag": "dovetail.documents.dag",
     "process_document_task": "dovetail.documents.tasks",
 }
 

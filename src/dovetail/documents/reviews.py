@@ -13,14 +13,17 @@ import os
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+import orjson
 
 from dovetail import DovetailError, NotFound
 from dovetail.documents.files import is_result, remove
@@ -85,6 +88,7 @@ class Review:
         return {**data, "locked": list(self.locked)}
 
 
+T = TypeVar("T")
 Rule = Callable[[Review | None], Review]
 
 
@@ -117,6 +121,77 @@ class ReviewStore(Protocol):
 
     def close(self) -> None:
         """Close what is open; the next call opens it again."""
+
+
+class SqlReviewStore(ABC):
+    """A `ReviewStore` in two tables. A database brings a way to read and a way to update."""
+
+    no_limit: int | None
+    """What `LIMIT` takes for all rows."""
+
+    def get(self, document_id: str) -> Review | None:
+        rows = self._read("get", document_id)
+        return _review_of(rows[0]) if rows else None
+
+    def page(self, status: str | None, prefix: str, limit: int | None, after: str) -> list[Review]:
+        most = self.no_limit if limit is None else limit
+        return [_review_of(row) for row in self._read("page", status, after, prefix, most)]
+
+    def change(self, document_id: str, rule: Rule) -> Review:
+        _, after = self._update("get", (document_id,), _review_of, rule, "put", _row_of)
+        return after
+
+    def measure(self, document_id: str, key: str, rule: MeasuringRule) -> Change:
+        keys = document_id, key
+        return self._update("measured", keys, _measurement_of, rule, "measure", astuple)
+
+    def measured(self, document_id: str, key: str) -> Measurement | None:
+        rows = self._read("measured", document_id, key)
+        return _measurement_of(rows[0]) if rows else None
+
+    def measurements(self, since: float | None, until: float | None) -> list[Measurement]:
+        first = float("-inf") if since is None else since
+        last = float("inf") if until is None else until
+        return [_measurement_of(row) for row in self._read("measurements", first, last)]
+
+    @abstractmethod
+    def _read(self, name: str, *values: Any) -> list[Any]:
+        """The rows of the statement with this name."""
+
+    @abstractmethod
+    def _update(
+        self,
+        get: str,
+        keys: tuple[str, ...],
+        decode: Callable[[Any], T],
+        rule: Callable[[T | None], T],
+        put: str,
+        encode: Callable[[T], tuple[Any, ...]],
+    ) -> tuple[T | None, T]:
+        """Read a row, apply the rule and write the result, in one transaction.
+
+        Returns the row before and after. A rule that returns its argument writes nothing.
+        """
+
+
+def _measurement_of(row: Any) -> Measurement:
+    return Measurement(*row)
+
+
+def _review_of(row: Any) -> Review:
+    values = list(row)
+    values[4:6] = orjson.loads(row[4]), tuple(orjson.loads(row[5]))
+    return Review(*values)
+
+
+def _row_of(review: Review) -> tuple[Any, ...]:
+    return (
+        *(review.document_id, review.file_path, review.sha256, review.extractor),
+        *(orjson.dumps(review.fields).decode(), orjson.dumps(review.locked).decode()),
+        *(review.status, review.approved_by, review.corrected_by, review.confidence),
+        *(review.parquet_path, review.json_path),
+        *(review.created_at, review.updated_at, review.corrected_at),
+    )
 
 
 class Reviews:

@@ -10,18 +10,13 @@ import asyncio
 import os
 import threading
 from collections.abc import Awaitable, Callable
-from dataclasses import astuple
 from pathlib import Path
-from typing import Any, TypeVar
-
-import orjson
+from typing import Any
 
 from dovetail import DovetailError, RetryableError, StoreError
-from dovetail.documents.metrics import Measurement, MeasuringRule
-from dovetail.documents.reviews import Change, Review, Rule, statements
+from dovetail.documents.reviews import SqlReviewStore, T, statements
 from dovetail.postgres_url import connect_arguments, shown
 
-T = TypeVar("T")
 Work = Callable[[Any], Awaitable[T]]
 
 SQL = "reviews_postgres.sql"
@@ -36,58 +31,14 @@ _LOCK = 0x444F4353
 _PASSING = ("08", "40", "53", "55P03", "57", "25006", "58")
 
 
-class PostgresReviewStore:
+class PostgresReviewStore(SqlReviewStore):
     """A `ReviewStore` in two tables of a PostgreSQL database."""
+
+    no_limit = None
 
     def __init__(self, url: str, out: Path) -> None:
         self._url = url
         self._owner = str(out)
-
-    def get(self, document_id: str) -> Review | None:
-        rows = self._read("get", document_id)
-        return _review(rows[0]) if rows else None
-
-    def page(self, status: str | None, prefix: str, limit: int | None, after: str) -> list[Review]:
-        return [_review(row) for row in self._read("page", status, after, prefix, limit)]
-
-    def change(self, document_id: str, rule: Rule) -> Review:
-        sql = statements(SQL)
-
-        async def work(connection: Any) -> Review:
-            async with connection.transaction():
-                await connection.execute(sql["alone"], self._owner, document_id)
-                row = await connection.fetchrow(sql["get"], self._owner, document_id)
-                before = None if row is None else _review(row)
-                after = rule(before)
-                if after is not before:
-                    await connection.execute(sql["put"], self._owner, *_row(after))
-            return after
-
-        return _database(self._url).use(work)
-
-    def measure(self, document_id: str, key: str, rule: MeasuringRule) -> Change:
-        sql = statements(SQL)
-
-        async def work(connection: Any) -> Change:
-            async with connection.transaction():
-                await connection.execute(sql["alone"], self._owner, document_id)
-                row = await connection.fetchrow(sql["measured"], self._owner, document_id, key)
-                before = None if row is None else Measurement(*row)
-                after = rule(before)
-                if after is not before:
-                    await connection.execute(sql["measure"], self._owner, *astuple(after))
-            return before, after
-
-        return _database(self._url).use(work)
-
-    def measured(self, document_id: str, key: str) -> Measurement | None:
-        rows = self._read("measured", document_id, key)
-        return Measurement(*rows[0]) if rows else None
-
-    def measurements(self, since: float | None, until: float | None) -> list[Measurement]:
-        first = float("-inf") if since is None else since
-        last = float("inf") if until is None else until
-        return [Measurement(*row) for row in self._read("measurements", first, last)]
 
     def close(self) -> None:
         """Nothing to close: all folders share the connections."""
@@ -96,6 +47,29 @@ class PostgresReviewStore:
         async def work(connection: Any) -> list[Any]:
             found: list[Any] = await connection.fetch(statements(SQL)[name], self._owner, *values)
             return found
+
+        return _database(self._url).use(work)
+
+    def _update(
+        self,
+        get: str,
+        keys: tuple[str, ...],
+        decode: Callable[[Any], T],
+        rule: Callable[[T | None], T],
+        put: str,
+        encode: Callable[[T], tuple[Any, ...]],
+    ) -> tuple[T | None, T]:
+        sql = statements(SQL)
+
+        async def work(connection: Any) -> tuple[T | None, T]:
+            async with connection.transaction():
+                await connection.execute(sql["alone"], self._owner, keys[0])
+                row = await connection.fetchrow(sql[get], self._owner, *keys)
+                before = None if row is None else decode(row)
+                after = rule(before)
+                if after is not before:
+                    await connection.execute(sql[put], self._owner, *encode(after))
+            return before, after
 
         return _database(self._url).use(work)
 
@@ -242,22 +216,6 @@ def _library() -> Any:
             "PostgreSQL needs the package asyncpg: pip install 'dovetail[postgres]'"
         ) from None
     return asyncpg
-
-
-def _review(row: Any) -> Review:
-    values = list(row)
-    values[4:6] = orjson.loads(row[4]), tuple(orjson.loads(row[5]))
-    return Review(*values)
-
-
-def _row(review: Review) -> tuple[Any, ...]:
-    return (
-        *(review.document_id, review.file_path, review.sha256, review.extractor),
-        *(orjson.dumps(review.fields).decode(), orjson.dumps(review.locked).decode()),
-        *(review.status, review.approved_by, review.corrected_by, review.confidence),
-        *(review.parquet_path, review.json_path),
-        *(review.created_at, review.updated_at, review.corrected_at),
-    )
 
 
 # --- open in this process ----------------------------------------------------------------------

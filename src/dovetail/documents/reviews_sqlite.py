@@ -14,16 +14,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from dovetail import DovetailError, PermanentError, RetryableError, StoreError
 from dovetail.documents.files import explained, is_file, opened_folder, refused
-from dovetail.documents.metrics import Measurement, MeasuringRule
-from dovetail.documents.reviews import Change, Review, Rule, statements
+from dovetail.documents.reviews import SqlReviewStore, T, statements
 
 SQL = "reviews_sqlite.sql"
 SCHEMA_VERSION = 1
@@ -36,8 +32,10 @@ _connecting = threading.Lock()
 Work = Callable[[sqlite3.Connection], Any]
 
 
-class SqliteReviewStore:
+class SqliteReviewStore(SqlReviewStore):
     """A `ReviewStore` in an SQLite file."""
+
+    no_limit = -1
 
     def __init__(self, path: Path, sync: str) -> None:
         self._path = path
@@ -46,51 +44,6 @@ class SqliteReviewStore:
         self._file: tuple[int, int] | None = None
         self._alone = threading.RLock()
         self._waiting: deque[_Request] = deque()
-
-    def get(self, document_id: str) -> Review | None:
-        rows = self._read("get", document_id)
-        return _review(rows[0]) if rows else None
-
-    def page(self, status: str | None, prefix: str, limit: int | None, after: str) -> list[Review]:
-        rows = self._read("page", status, after, prefix, -1 if limit is None else limit)
-        return [_review(row) for row in rows]
-
-    def change(self, document_id: str, rule: Rule) -> Review:
-        sql = statements(SQL)
-
-        def work(connection: sqlite3.Connection) -> Review:
-            row = connection.execute(sql["get"], (document_id,)).fetchone()
-            before = None if row is None else _review(row)
-            after = rule(before)
-            if after is not before:
-                connection.execute(sql["put"], _row(after))
-            return after
-
-        review: Review = self._write(work)
-        return review
-
-    def measure(self, document_id: str, key: str, rule: MeasuringRule) -> Change:
-        sql = statements(SQL)
-
-        def work(connection: sqlite3.Connection) -> Change:
-            row = connection.execute(sql["measured"], (document_id, key)).fetchone()
-            before = None if row is None else Measurement(*row)
-            after = rule(before)
-            if after is not before:
-                connection.execute(sql["measure"], astuple(after))
-            return before, after
-
-        change: Change = self._write(work)
-        return change
-
-    def measured(self, document_id: str, key: str) -> Measurement | None:
-        rows = self._read("measured", document_id, key)
-        return Measurement(*rows[0]) if rows else None
-
-    def measurements(self, since: float | None, until: float | None) -> list[Measurement]:
-        first = float("-inf") if since is None else since
-        last = float("inf") if until is None else until
-        return [Measurement(*row) for row in self._read("measurements", first, last)]
 
     def close(self) -> None:
         with self._alone:
@@ -109,6 +62,28 @@ class SqliteReviewStore:
                 return self._opened().execute(sql, values).fetchall()
             except sqlite3.Error as error:
                 raise self._explained(error) from error
+
+    def _update(
+        self,
+        get: str,
+        keys: tuple[str, ...],
+        decode: Callable[[Any], T],
+        rule: Callable[[T | None], T],
+        put: str,
+        encode: Callable[[T], tuple[Any, ...]],
+    ) -> tuple[T | None, T]:
+        sql = statements(SQL)
+
+        def work(connection: sqlite3.Connection) -> tuple[T | None, T]:
+            row = connection.execute(sql[get], keys).fetchone()
+            before = None if row is None else decode(row)
+            after = rule(before)
+            if after is not before:
+                connection.execute(sql[put], encode(after))
+            return before, after
+
+        change: tuple[T | None, T] = self._write(work)
+        return change
 
     def _write(self, work: Work) -> Any:
         request = _Request(work)
@@ -299,19 +274,3 @@ def _switch_to_wal(connection: sqlite3.Connection) -> None:
             if error.sqlite_errorcode & 0xFF not in _BUSY or time.monotonic() > give_up:
                 raise
         time.sleep(_RETRY_SECONDS)
-
-
-def _review(row: tuple[Any, ...]) -> Review:
-    values = list(row)
-    values[4:6] = orjson.loads(row[4]), tuple(orjson.loads(row[5]))
-    return Review(*values)
-
-
-def _row(review: Review) -> tuple[Any, ...]:
-    return (
-        *(review.document_id, review.file_path, review.sha256, review.extractor),
-        *(orjson.dumps(review.fields).decode(), orjson.dumps(review.locked).decode()),
-        *(review.status, review.approved_by, review.corrected_by, review.confidence),
-        *(review.parquet_path, review.json_path),
-        *(review.created_at, review.updated_at, review.corrected_at),
-    )

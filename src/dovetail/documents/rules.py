@@ -256,7 +256,6 @@ _LABELS = {
         r"|skonto|tip|trinkgeld|service charge|rounding|rundung|coupon|gutschein)\b"
     ),
 }
-_TAXED = re.compile(rf"\b(?:{_TAX})\b")
 
 # The meaning of a column by its heading; in this order, because `unit price` contains `unit`.
 _COLUMNS = {

@@ -64,7 +64,7 @@ def process_document_task(
     task_id = self.request.id  # the same when it is delivered again: the document counts once
 
     def build(context: dict[str, Any]) -> WorkflowDAG:
-        from dovetail.documents.dag import build_document_processing_dag
+        from dovetail.documents.handlers import build_document_processing_dag
 
         return build_document_processing_dag(document_id, file_path, out=out, run_id=task_id)
 

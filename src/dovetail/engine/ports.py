@@ -327,7 +327,7 @@ class Task(NamedTuple):
 
     def inputs(self) -> dict[str, Any]:
         """Outputs of the completed parents by id, to be sent. They are copies of what is stored. A
-        handler reads through `handlers.inputs`."""
+        handler reads through `handlers.calls`."""
         if isinstance(self.source, dict):
             return self.source
         assert self.source is not None, "they are too large to travel"  # noqa: S101

@@ -1,13 +1,21 @@
 """Turns tasks into calls of handlers: checks the config, builds the context, seals the output.
 
 Secrets end here: outputs, errors and progress are redacted.
+
+Inputs are the outputs of a node's parents, as its handler reads them. Up to `INLINE_BYTES` they are
+a plain dict. Larger ones are `Inputs`, a dict whose values are read on first use: one parent at a
+time or, for a handler that iterates over all, in parts. There are limits on what a node reads and
+on what all nodes of a worker hold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import asyncio
+import copy
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
@@ -21,16 +29,290 @@ from dovetail.core.caching import (
     names_digest,
     secrets_digest,
 )
-from dovetail.core.errors import DovetailError, PermanentError, SecretInKey
-from dovetail.core.outputs import MAX_INPUT_BYTES
+from dovetail.core.effects import COMPLETED
+from dovetail.core.errors import DovetailError, PermanentError, RetryableError, SecretInKey
+from dovetail.core.outputs import INLINE_BYTES, MAX_INPUT_BYTES, SETTING, check_room
 from dovetail.core.redaction import Redactor
 from dovetail.core.templates import MAX_CONFIG_SIZE, render_deferred, secrets_read
 from dovetail.core.values import MAX_BYTES, NotJson, encode
 from dovetail.engine.ports import Report, Task
 from dovetail.handlers.context import Context, TrackedContext
 from dovetail.handlers.failure import describe
-from dovetail.handlers.inputs import InputBudget, OutputSource, inputs_of
 from dovetail.handlers.registry import Handler, Registry
+
+# ── inputs ───────────────────────────────────────────────────────────────────────────────
+
+WORKER_SHARE = 8
+"""All nodes of a worker may hold this many times the limit of one node."""
+ROOM_SECONDS = 30.0
+"""How long a handler in a thread waits for other handlers to release what they hold."""
+
+
+class ParentOutputs(Protocol):
+    """The outputs of one node's parents."""
+
+    def names(self) -> Sequence[str]:
+        """The parents that have an output, in the order of the definition."""
+        ...
+
+    def texts(self, names: Sequence[str], read: int, limit: int) -> Iterator[tuple[str, bytes]]:
+        """These outputs as JSON. Raises a `PermanentError` of type `too_large` if they exceed the
+        limit together with the `read` bytes."""
+        ...
+
+
+class OutputSource(ParentOutputs, Protocol):
+    """The source of what is not in a task: its inputs, and the params of its run."""
+
+    def params(self) -> dict[str, Any]: ...
+
+
+class InputBudget:
+    """How much the nodes of one worker hold of their parents' outputs."""
+
+    def __init__(self, limit: int = MAX_INPUT_BYTES) -> None:
+        self.limit = limit
+        """Of one node."""
+        self._most = WORKER_SHARE * limit
+        self._held = 0
+        self._changed = threading.Condition()
+
+    def take(self, size: int) -> None:
+        with self._changed:
+            # The event loop must not wait for other handlers: they need it to end.
+            if not self._has_room(size) and (
+                _in_a_loop()
+                or not self._changed.wait_for(lambda: self._has_room(size), ROOM_SECONDS)
+            ):
+                raise RetryableError(
+                    f"the nodes of this worker hold {self._held:,} bytes of their parents' outputs "
+                    f"and {size:,} more do not fit: together they may hold {WORKER_SHARE} times "
+                    f"{SETTING} ({self._most:,}). Run fewer nodes at a time on it "
+                    f"(DOVETAIL_CONCURRENCY), or raise {SETTING}",
+                    after=1.0,
+                    type="inputs_busy",
+                )
+            self._held += size
+
+    def give_back(self, size: int) -> None:
+        with self._changed:
+            self._held -= size
+            self._changed.notify_all()
+
+    def _has_room(self, size: int) -> bool:
+        return self._held + size <= self._most
+
+
+class _Unread:
+    """The value in the dict of an output that was not read yet."""
+
+    def __repr__(self) -> str:
+        return "<not read yet>"
+
+
+UNREAD: Any = _Unread()
+Seen = Callable[[str, Any], None]
+
+
+class Inputs(dict[str, Any]):
+    """Outputs of the parents by id; a value is read on first use.
+
+    It is a dict, for code that needs one. Code that reads the memory of a dict directly
+    (`orjson.dumps`, pydantic) finds unread values and refuses them: pass `dict(ctx.inputs)` to it.
+    """
+
+    __slots__ = ("_budget", "_held", "_lock", "_seen", "_source")
+
+    def __init__(
+        self,
+        names: Iterable[str],
+        source: ParentOutputs,
+        budget: InputBudget,
+        seen: Seen | None = None,
+    ) -> None:
+        """`seen` is called with each value that is read."""
+        super().__init__(dict.fromkeys(names, UNREAD))
+        self._source = source
+        self._budget = budget
+        self._seen = seen
+        self._held = 0
+        self._lock = threading.RLock()
+
+    def __del__(self) -> None:
+        if self._held:
+            self._budget.give_back(self._held)
+
+    # ── one value ────────────────────────────────────────────────────────────────────────
+
+    def __getitem__(self, name: str) -> Any:
+        value = super().__getitem__(name)
+        if value is UNREAD:
+            self._read([name])
+            value = super().__getitem__(name)
+        return value
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self else default  # noqa: SIM401  (that would be ourselves)
+
+    def setdefault(self, name: str, default: Any = None) -> Any:
+        if name not in self:
+            self[name] = default
+        return self[name]
+
+    def pop(self, name: str, *default: Any) -> Any:
+        if name in self:
+            self[name]
+        return super().pop(name, *default)
+
+    def popitem(self) -> tuple[str, Any]:
+        for name in reversed(self):
+            return name, self.pop(name)
+        raise KeyError("ctx.inputs is empty")
+
+    # ── all of them ──────────────────────────────────────────────────────────────────────
+
+    # Without this method, `dict(…)`, `{**…}` and `f(**…)` would copy unread values.
+    def __iter__(self) -> Iterator[str]:
+        return super().__iter__()
+
+    def items(self) -> Any:
+        return self._whole().items()
+
+    def values(self) -> Any:
+        return self._whole().values()
+
+    def copy(self) -> dict[str, Any]:
+        return dict(self.items())
+
+    __copy__ = copy
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
+        return copy.deepcopy(self.copy(), memo)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return dict, (self.copy(),)
+
+    def __eq__(self, other: object) -> bool:
+        return self.copy() == other
+
+    def __ne__(self, other: object) -> bool:
+        return self.copy() != other
+
+    __hash__ = None
+
+    def __or__(self, other: Any) -> Any:
+        return self.copy() | other
+
+    def __ror__(self, other: Any) -> Any:
+        return other | self.copy()
+
+    def __repr__(self) -> str:
+        return repr(self.copy())
+
+    def _whole(self) -> Any:
+        """The plain dict, with all values read."""
+        with self._lock:
+            if unread := [name for name, value in super().items() if value is UNREAD]:
+                self._read(unread)
+        return super()
+
+    def _read(self, names: Sequence[str]) -> None:
+        with self._lock:
+            unread = [name for name in names if super(Inputs, self).get(name) is UNREAD]
+            limit = self._budget.limit
+            for name, text in self._source.texts(unread, self._held, limit):
+                self._budget.take(len(text))
+                self._held += len(text)
+                value = orjson.loads(text)
+                if self._seen is not None:
+                    self._seen(name, value)
+                super().__setitem__(name, value)
+
+
+class _InProcess:
+    """The outputs of a run in this process; copied when read."""
+
+    __slots__ = ("_outputs",)
+
+    def __init__(self, outputs: Mapping[str, Any]) -> None:
+        self._outputs = outputs
+
+    def names(self) -> Sequence[str]:
+        return list(self._outputs)
+
+    def texts(self, names: Sequence[str], read: int, limit: int) -> Iterator[tuple[str, bytes]]:
+        sizes: dict[str, int] = {}
+        for name in names:
+            text = orjson.dumps(self._outputs[name])
+            sizes[name] = len(text)
+            check_room(read, sizes, limit)
+            yield name, text
+
+
+def inputs_of(
+    task: Task,
+    elsewhere: Callable[[Task], OutputSource] | None,
+    budget: InputBudget,
+    seen: Seen | None,
+    seen_names: Callable[[Iterable[str]], None] | None,
+) -> dict[str, Any]:
+    """The `ctx.inputs` of a task. `elsewhere` gives the source of inputs that a task lacks."""
+    given = task.source
+    if isinstance(given, dict):
+        if budget.limit < INLINE_BYTES:
+            check_room(
+                0, {name: len(orjson.dumps(one)) for name, one in given.items()}, budget.limit
+            )
+        return _seen_at_once(given, seen, seen_names)
+    source: ParentOutputs
+    if given is None:
+        assert elsewhere is not None, "a worker that takes such tasks can read them"  # noqa: S101
+        source = elsewhere(task)
+    else:
+        run, index, _ = given
+        parents = [(run.graph.nodes[i].id, run.nodes[i]) for i in run.graph.nodes[index].parents]
+        outputs = {name: node.output for name, node in parents if node.status is COMPLETED}
+        small = _copied_if_small(outputs, min(INLINE_BYTES, budget.limit))
+        if small is not None:
+            return _seen_at_once(small, seen, seen_names)
+        source = _InProcess(outputs)
+    names = source.names()
+    if seen_names is not None:
+        seen_names(names)
+    return Inputs(names, source, budget, seen)
+
+
+def _in_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _copied_if_small(outputs: Mapping[str, Any], max_bytes: int) -> dict[str, Any] | None:
+    texts: dict[str, bytes] = {}
+    for name, output in outputs.items():
+        texts[name] = text = orjson.dumps(output)
+        max_bytes -= len(text)
+        if max_bytes < 0:
+            return None
+    return {name: orjson.loads(text) for name, text in texts.items()}
+
+
+def _seen_at_once(
+    inputs: dict[str, Any], seen: Seen | None, seen_names: Callable[[Iterable[str]], None] | None
+) -> dict[str, Any]:
+    """All of a plain dict counts as read."""
+    if seen_names is not None:
+        seen_names(inputs)
+    if seen is not None:
+        for name, value in inputs.items():
+            seen(name, value)
+    return inputs
+
+
+# ── calls ────────────────────────────────────────────────────────────────────────────────
 
 
 class RegistryCalls:

@@ -30,10 +30,17 @@ from pydantic import (
 
 from dovetail.config import hosts_variable
 from dovetail.core.errors import PermanentError
-from dovetail.handlers.addresses import AddressGuard, Resolver, system_resolver
 from dovetail.handlers.context import Context
+from dovetail.handlers.http_rules import (
+    AddressGuard,
+    HttpResponse,
+    Resolver,
+    check_complete,
+    check_status,
+    decoded,
+    system_resolver,
+)
 from dovetail.handlers.registry import HandlerFunction
-from dovetail.handlers.responses import HttpResponse, check_complete, check_status, decoded
 
 if TYPE_CHECKING:
     from dovetail.config import Settings

@@ -24,8 +24,7 @@ import httpcore2
 import httpx2
 
 from dovetail.core.errors import PermanentError, RetryableError
-from dovetail.handlers.addresses import AddressGuard, plain_host
-from dovetail.handlers.responses import HttpResponse
+from dovetail.handlers.http_rules import AddressGuard, HttpResponse, plain_host
 
 MAX_REDIRECTS = 5
 CONNECT_SECONDS = 10.0

@@ -22,11 +22,17 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from dovetail.config import Settings, load_settings
 from dovetail.core.errors import PermanentError
 from dovetail.core.redaction import Redactor
-from dovetail.handlers.addresses import AddressGuard, Resolver, system_resolver
 from dovetail.handlers.context import Context
 from dovetail.handlers.external import http_client, take_time
+from dovetail.handlers.http_rules import (
+    AddressGuard,
+    HttpResponse,
+    Resolver,
+    check_complete,
+    check_status,
+    system_resolver,
+)
 from dovetail.handlers.registry import BUILT_IN, HandlerFunction, describe
-from dovetail.handlers.responses import HttpResponse, check_complete, check_status
 
 SHOWN_WORDS = 12
 # Below this level only required parts are made, so that recursive schemas end.

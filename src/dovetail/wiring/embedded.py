@@ -30,8 +30,7 @@ from dovetail.engine.local.task_source import LocalTaskSource
 from dovetail.engine.ports import Calls, DoctorFinding, Store, Task
 from dovetail.engine.ports import RateLimiter as RateLimits
 from dovetail.engine.worker import Worker
-from dovetail.handlers.calls import RegistryCalls
-from dovetail.handlers.inputs import OutputSource
+from dovetail.handlers.calls import OutputSource, RegistryCalls
 from dovetail.handlers.registry import Registry
 from dovetail.stores.memory import MemoryStore
 from dovetail.stores.records import stored_definition

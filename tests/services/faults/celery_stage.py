@@ -1,8 +1,7 @@
 """The same stage with Celery between orchestrators and workers, and the ways to break that.
 
 Tasks have a broker of their own, apart from the Redis that keeps the runs: it can be killed alone.
-A worker is a process with a pool of others, and either may die. What it must not know: what runs
-there are, or what must hold of them.
+A worker is a process with a pool of others, and either may die.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ import redis
 
 from dovetail.transports.celery.application import QUEUE, TASK, make_app
 
-from ...faults.nursery import Nursery
+from ...faults.process_forker import ProcessForker
 from ...servers.redis_server import RedisServer
 from .side_file import Execution, executions
 from .stage import (
@@ -44,7 +43,7 @@ UNACKED = "unacked"  # kombu's name for what a worker has got and not acknowledg
 PICKLED = "application/x-python-serialize"
 MOST_REVOKED = 3
 BUSY_SECONDS = 5.0
-"""So long a fault waits for somebody to be at work."""
+"""So long a fault waits for a worker to be at work."""
 IMPATIENT_POOL: dict[str, Any] = {**IMPATIENT, "concurrency": 3}
 """Every one of these is a process."""
 
@@ -55,15 +54,15 @@ class CeleryStage(Stage):
         folder: Path,
         redis: RedisServer,
         broker: RedisServer,
-        nursery: Nursery,
+        process_forker: ProcessForker,
         seed: int,
         settings: dict[str, Any],
     ) -> None:
         given = {**settings, "transport": "celery", "broker_url": broker.url}
-        super().__init__(folder, redis, nursery, seed, given)
+        super().__init__(folder, redis, process_forker, seed, given)
         self.broker = broker
         self.canary = folder / "canary"
-        """Whoever reads a pickle leaves it behind."""
+        """A process that reads a pickle leaves it behind."""
         self._doubled: deque[bytes] = deque(maxlen=3 * MOST_COPIED)
 
     async def __aenter__(self) -> CeleryStage:
@@ -165,7 +164,7 @@ class CeleryStage(Stage):
             await self._ask("lpush", QUEUE, *some)
 
     async def put_a_pickle(self) -> None:
-        """Whoever reads it opens a file; nobody may."""
+        """A process that reads it opens a file; none may."""
         self.note("a pickle is put on the queue")
         self.counts["pickles"] += 1
         await self._ask("lpush", QUEUE, pickled_message(self.canary))
@@ -215,7 +214,7 @@ class CeleryStage(Stage):
         if number := await self._ask("llen", QUEUE):
             found.append(f"{number} messages wait at the broker")
         if self.canary.exists():
-            found.append("somebody has read a pickle")
+            found.append("a process has read a pickle")
         return found
 
 
@@ -258,8 +257,8 @@ def _messages(envelopes: Iterable[dict[str, Any]]) -> list[dict[str, str]]:
             body = envelope["body"]
             if envelope["properties"]["body_encoding"] == "base64":
                 body = base64.b64decode(body)
-            _, told, _ = orjson.loads(body)
-            found.append({"id": envelope["headers"]["id"], **told})
+            _, reported, _ = orjson.loads(body)
+            found.append({"id": envelope["headers"]["id"], **reported})
     return found
 
 
@@ -272,7 +271,7 @@ class _Opens:
 
 
 def pickled_message(canary: Path) -> bytes:
-    """As a Celery that trusts everybody sends one."""
+    """As a Celery that trusts every sender sends one."""
     name = f"pickle-{time.time_ns()}"
     return orjson.dumps(
         {

@@ -1,4 +1,4 @@
-"""A nursery for all fault tests, and a stage for each: a Redis of its own, which may be killed."""
+"""One process forker for all fault tests, and a stage for each: a Redis that may be killed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ...faults.nursery import Nursery
+from ...faults.process_forker import ProcessForker
 from ...servers.redis_server import RedisServer
 from .stage import JOBS, Stage
 
@@ -16,19 +16,19 @@ NewStage = Callable[..., Stage]
 
 
 @pytest.fixture(scope="session")
-def shared_nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    with Nursery(JOBS, tmp_path_factory.mktemp("told")) as nursery:
-        yield nursery
+def shared_forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessForker]:
+    with ProcessForker(JOBS, tmp_path_factory.mktemp("reported")) as process_forker:
+        yield process_forker
 
 
 @pytest.fixture
-def new_stage(shared_nursery: Nursery, tmp_path: Path) -> Iterator[NewStage]:
+def new_stage(shared_forker: ProcessForker, tmp_path: Path) -> Iterator[NewStage]:
     """A stage for a seed and settings; use it with `async with`."""
     # What Redis has answered must survive its kill -9, as the contract asks of Redis alone.
     with RedisServer(fsync="always") as redis:
 
         def new(seed: int, settings: dict[str, Any]) -> Stage:
-            return Stage(tmp_path, redis, shared_nursery, seed, settings)
+            return Stage(tmp_path, redis, shared_forker, seed, settings)
 
         yield new
-        shared_nursery.clear()
+        shared_forker.clear()

@@ -1,7 +1,7 @@
 """Asks the API as a careful client does: until it is answered, and under a key of its own.
 
-Whoever is not answered does not know whether it was done, so it asks again; the key sees to it
-that a run is made once. What it must not know: what runs there are, or who answers.
+A caller without a reply does not know whether it was done, so it asks again; the key sees to it
+that a run is made once.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import Any
 
 HOST = "127.0.0.1"
 ANSWER_SECONDS = 10.0
-"""After so long nobody waits for an answer any more."""
+"""After so long no caller waits for an answer any more."""
 PATIENCE = 60.0
 RETRY_SECONDS = 0.1
 CONFLICT = 409
 
 
 class Unanswered(Exception):
-    """Nobody answered, however often it was asked."""
+    """No server answered, however often it was asked."""
 
 
 class Front:
     def __init__(self, port: int) -> None:
         self._port = port
         self.complaints: list[str] = []
-        """Answers that nobody should get."""
+        """Answers that no caller should get."""
 
     async def trigger(self, key: str, definition: dict[str, Any], params: dict[str, Any]) -> str:
         """The id of the run that this key stands for."""

@@ -36,7 +36,7 @@ def act_in_thread(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
 
 @handler
 def cling(config: dict[str, Any], ctx: Context) -> None:
-    """Whatever it is told, it goes on, until its process is killed."""
+    """It ignores every order and goes on, until its process is killed."""
     write_down(ctx, config["seconds"])
     end = time.monotonic() + config["seconds"]
     while time.monotonic() < end:

@@ -1,4 +1,4 @@
-"""What the processes of the fault tests do: each is a `dovetail` of the nursery.
+"""What the processes of the fault tests do: each is a `dovetail` of the forker.
 
 Everything that a service imports is imported here, once.
 """
@@ -10,15 +10,18 @@ import os
 import signal
 import sys
 
-from dovetail.cli import app, backend, main
+from dovetail.api import app as api_app
+from dovetail.api import operations, server
+from dovetail.cli import app, main
+from dovetail.cli import services as cli_services
 from dovetail.cli.commands import services
 from dovetail.wiring import distributed
 
-PRELOADED = [app, backend, distributed, services]
+PRELOADED = [api_app, app, cli_services, distributed, operations, server, services]
 
 
 def dovetail(folder: str, args: list[str], env: dict[str, str]) -> None:
-    """`dovetail ARGS` in this folder, until somebody ends it."""
+    """`dovetail ARGS` in this folder, until the test ends it."""
     signal.alarm(0)
     _end_with_parent()
     os.chdir(folder)

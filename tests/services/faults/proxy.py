@@ -1,7 +1,7 @@
 """Between the services and Redis: answers are lost after their command was executed.
 
 A lost answer is the hardest thing a store's client has to bear: whether the command was executed
-cannot be known. Here it always was. What it must not know: what any command or answer means.
+cannot be known. Here it always was.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class _Asking(_End):
             back, answering = await loop.create_connection(
                 lambda: _Answering(self.proxy), HOST, self.proxy.behind
             )
-        except OSError:  # Redis is down: so is whoever stands before it
+        except OSError:  # Redis is down: so is the proxy before it
             self.transport.abort()
             return
         answering.other, self.other = self, answering

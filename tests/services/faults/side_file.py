@@ -21,7 +21,7 @@ class Execution(NamedTuple):
 
     @property
     def next(self) -> tuple[str, Start]:
-        """What whoever does it again begins."""
+        """What the next execution begins."""
         node, epoch, attempt = self.start
         return self.run_id, (node, epoch, attempt + 1)
 

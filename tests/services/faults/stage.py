@@ -1,7 +1,7 @@
 """A Redis, services in processes of their own, and every way to break them.
 
 Whatever is broken here is noted with its time, so that a run that came to harm can be read beside
-what happened meanwhile. What it must not know: what runs there are, or what must hold of them.
+what happened meanwhile.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dovetail.stores.postgres.pool import PostgresPool
 from dovetail.stores.redis.workers import WorkerRegistry
 from dovetail.wiring.distributed import ServiceParts, commanding, connected
 
-from ...faults.nursery import Child, Nursery
+from ...faults.process_forker import Child, ProcessForker
 from ...servers.postgres_server import PostgresServer
 from ...servers.redis_server import RedisServer
 from ...servers.server import free_port
@@ -74,7 +74,7 @@ IMPATIENT: dict[str, Any] = {
 
 @dataclass(eq=False, slots=True)
 class Service:
-    """A process, for as long as nobody ends it."""
+    """A process, until the test ends it."""
 
     kind: str
     child: Child = field(repr=False)
@@ -125,7 +125,7 @@ class Stage:
         self,
         folder: Path,
         redis: RedisServer,
-        nursery: Nursery,
+        process_forker: ProcessForker,
         seed: int,
         settings: dict[str, Any],
         postgres: PostgresServer | None = None,
@@ -147,7 +147,7 @@ class Stage:
         self.deaths: list[tuple[float, str]] = []
         """Of workers: when, and what is in the name of each that died then, followed by a /."""
         self.lost_tasks: list[tuple[float, str, str, str]] = []
-        """When a message was deleted that nobody had read, and its run, node and token."""
+        """When a message was deleted that was not read, and its run, node and token."""
         self.redis_deaths: list[tuple[float, float, float]] = []
         """When it died, when it served again, and when nothing read before was left."""
         self.broker_deaths: list[tuple[float, float, float]] = []
@@ -156,7 +156,7 @@ class Stage:
         self.postgres_well_since = 0.0
         """Who asked for it in vain comes back a moment later."""
         """Redis was emptied: what workers did up to this time may have left no trace."""
-        self._nursery = nursery
+        self._process_forker = process_forker
         self._settings = settings
         self._services: list[Service] = []
         self._old: deque[tuple[str, tuple[bytes, ...]]] = deque(maxlen=3 * MOST_COPIED)
@@ -198,7 +198,7 @@ class Stage:
         if kind == "serve":
             args += ["--port", str(self.port)]
         env |= {"SIDE_FILE": str(self.side), "DOVETAIL_DEBUG": "1"}
-        child = self._nursery.start("dovetail", folder=str(self._folder), args=args, env=env)
+        child = self._process_forker.start("dovetail", folder=str(self._folder), args=args, env=env)
         service = Service(kind, child)
         self._services.append(service)
         self.note(f"{kind} {service.pid} starts")
@@ -244,7 +244,7 @@ class Stage:
         service.child.kill()
 
     async def _supervise(self) -> None:
-        """No service ends by itself; one that does is told, and replaced."""
+        """No service ends by itself; one that does is reported, and replaced."""
         while True:
             await asyncio.sleep(0.2)
             for service in [one for one in self._services if not one.runs]:
@@ -400,7 +400,7 @@ class Stage:
                     names = [given[name].decode() for name in (b"run_id", b"node_id", b"token")]
                     self.lost_tasks.append((now, names[0], names[1], names[2]))
                 self.counts["task streams deleted"] += 1
-                self.note(f"{stream} is deleted with {len(unread)} messages that nobody had read")
+                self.note(f"{stream} is deleted with {len(unread)} messages that were not read")
 
     @of_a_server
     async def kill_redis(self) -> None:

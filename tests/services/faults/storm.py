@@ -1,11 +1,9 @@
 """Random runs while everything breaks: a seed decides what, and in the end every run is read.
 
-    async with Stage(…) as stage:
-        storm = Storm(stage)
-        await storm.rage(seconds=20)
-        report = await storm.calm()
-
-What it must not know: how a fault is done, or what must hold of a run.
+async with Stage(…) as stage:
+    storm = Storm(stage)
+    await storm.rage(seconds=20)
+    report = await storm.calm()
 """
 
 from __future__ import annotations
@@ -62,7 +60,7 @@ FAULTS: dict[str, tuple[int, Fault]] = {
 SLOW_FAULTS: dict[str, tuple[int, Fault]] = {
     "a connection falls silent": (1, lambda stage: stage.fall_silent()),
 }
-"""Whoever is hit by one of these needs many seconds."""
+"""A service that is hit by one of these needs many seconds."""
 FLOODS: dict[str, tuple[int, Fault]] = {
     "Redis is emptied": (6, lambda stage: stage.empty_redis()),
     "Redis loses the end of its log": (4, lambda stage: stage.lose_the_end_of_the_log()),
@@ -130,7 +128,7 @@ class Storm:
         self._open: set[str] = set()
         self._cancelled: set[str] = set()
         self._promised: dict[str, int] = {}
-        """Epochs that a client was told of, and the archive could be told."""
+        """Epochs that a client knows of, and that the archive could know of."""
         self._ended: dict[str, int] = {}
         """The same of epochs that were cancelled."""
         self._under_way: set[asyncio.Task[None]] = set()

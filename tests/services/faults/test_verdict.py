@@ -1,4 +1,4 @@
-"""Those who judge the storms are judged here: they accept what the rules make, and nothing else."""
+"""The judges of the storms are judged here: they accept what the rules make, and nothing else."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MAX_CRASHES = 3
 LEASE = 5.0
 
 
-class Play:
+class RandomRun:
     """A run driven by the core alone, in whatever order chance has it."""
 
     def __init__(self, seed: int) -> None:
@@ -110,7 +110,7 @@ class Play:
 @pytest.mark.parametrize("seeds", [range(start, start + 40) for start in range(0, 200, 40)])
 def test_any_evidence_produced_by_the_rules_is_accepted(seeds: range) -> None:
     for seed in seeds:
-        found = violations(Play(seed).evidence())
+        found = violations(RandomRun(seed).evidence())
         assert found == [], f"seed {seed}"
 
 
@@ -215,7 +215,7 @@ def _unfinished(evidence: Evidence) -> Evidence:
     ids=lambda change: change.__qualname__.strip("_").partition(".")[0],
 )
 def test_evidence_that_the_rules_cannot_produce_is_detected(change: Change) -> None:
-    played = (Play(seed).evidence() for seed in range(1000))
+    played = (RandomRun(seed).evidence() for seed in range(1000))
     whole = next(one for one in played if one.run.status == "COMPLETED" and len(one.executions) > 9)
     assert violations(change(whole))
 

@@ -2,7 +2,7 @@
 
 The core audits the log by its own rules; beside that it is walked once more by hand, with no rule
 of the core in between, so that a mistake there does not excuse itself. Each violation is a
-sentence. What it must not know: which faults there were.
+sentence.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Evidence:
     executions: Sequence[Start]
     max_crashes: int
     cancelled: bool
-    """Somebody has asked for that, at any time."""
+    """A caller has asked for that, at any time."""
     forgotten: int = 0
     """Of so many executions, the first ones, there may be no trace: Redis was emptied."""
 
@@ -189,9 +189,9 @@ def _end(evidence: Evidence, nodes: dict[str, _Node]) -> Iterator[str]:
     for name, walked in nodes.items():
         node = run.node(name)
         kept = (str(node.status), node.epoch, node.attempt, node.crashes)
-        told = (walked.status, walked.epoch, walked.attempt, walked.crashes)
-        if kept != told:
-            yield f"'{name}' is stored as {kept}, its log makes it {told}"
+        reported = (walked.status, walked.epoch, walked.attempt, walked.crashes)
+        if kept != reported:
+            yield f"'{name}' is stored as {kept}, its log makes it {reported}"
     statuses = [node.status for node in nodes.values()]
     expected = (
         "FAILED"
@@ -230,7 +230,7 @@ def _outcomes(evidence: Evidence, nodes: dict[str, _Node]) -> Iterator[str]:
                 others = [nodes[other].status for other in nodes if other != name]
                 yield from _failure(ends, plan, spec, walked, others)
             case "FAILED", "worker_lost":
-                # More, where a worker that was told to end gave some back: that ends no node.
+                # More, where a worker that was asked to end gave some back: that ends no node.
                 once = spec.get("delivery") == "at_most_once"
                 if walked.crashes < (1 if once else evidence.max_crashes):
                     yield f"{ends} as worker_lost after {walked.crashes} lost starts"
@@ -252,7 +252,7 @@ def _outcomes(evidence: Evidence, nodes: dict[str, _Node]) -> Iterator[str]:
                     yield f"{ends} because the run failed, which is {run.status}"
             case "CANCELLED", "run_cancelled":
                 if not evidence.cancelled:
-                    yield f"{ends}, and nobody has asked for that"
+                    yield f"{ends}, and no caller has asked for that"
             case _:
                 yield f"{ends} with reason {node.reason}"
 

@@ -1,24 +1,42 @@
-"""`dovetail batches list|show`: what is known of batches."""
+"""`dovetail batch`, one run for each line of a file, and `dovetail batches list|show`."""
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
+from hashlib import sha256
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dovetail.cli import output as streams
 from dovetail.cli.board import LONGEST_ID
-from dovetail.cli.options import AsJson, declarations, on_target
-from dovetail.cli.output import print_json
+from dovetail.cli.options import AsJson, Cursor, DefinitionFile, Handlers, declarations, on_target
+from dovetail.cli.output import (
+    INVALID,
+    InvalidInput,
+    Write,
+    document_if,
+    headed,
+    next_page,
+    print_page,
+    print_reply,
+    warn,
+)
 from dovetail.cli.summary import SHORT_ID, status_piece
-from dovetail.cli.target import ask
-from dovetail.cli.text import Line, age, clip, counted, plain, table
+from dovetail.cli.target import ask, load_file
+from dovetail.cli.text import Line, age, clip, counted, plain
 from dovetail.core.errors import NotFound
 from dovetail.core.states import RunStatus
 
 if TYPE_CHECKING:
+    from dovetail.cli.batching import ItemsSummary
+    from dovetail.core.definition.model import Workflow
     from dovetail.engine.api import EngineApi
+
+QUIET_SECONDS = 2.0
+"""A check of the items that takes longer is announced."""
 
 app = declarations()
 
@@ -37,37 +55,25 @@ async def _find_batch(commands: EngineApi, beginning: str | None) -> str:
 @on_target
 def list_batches(
     limit: Annotated[int, typer.Option(min=1, max=100, help="How many at most.")] = 20,
-    cursor: Annotated[
-        str | None, typer.Option(metavar="C", help="Go on where an earlier list ended.")
-    ] = None,
+    cursor: Cursor = None,
     as_json: AsJson = False,
 ) -> None:
     """List batches, the newest first."""
-
-    async def question(commands: EngineApi) -> dict[str, Any]:
-        return await commands.list_batches(limit=limit, cursor=cursor)
-
-    page = ask(question)
-    if as_json:
-        print_json(page)
-        return
-    if not page["items"]:
-        streams.say("no batch here yet; dovetail batch FILE --items ITEMS makes one")
-        return
-    now = time.time()
-    head: Line = [(name, "dim") for name in ("BATCH", "STATUS", "WORKFLOW", "CREATED", "RUNS")]
-    for line in table([head, *(_row(batch, now) for batch in page["items"])], streams.room()):
-        streams.say(line)
-    if page["next_cursor"]:
-        streams.say([(f"more:  --cursor {page['next_cursor']}", "dim")])
+    print_page(
+        ask(lambda commands: commands.list_batches(limit=limit, cursor=cursor)),
+        ("BATCH", "STATUS", "WORKFLOW", "CREATED", "RUNS"),
+        _row,
+        empty="no batch here yet; dovetail batch FILE --items ITEMS makes one",
+        as_json=as_json,
+    )
 
 
-def _row(batch: dict[str, Any], now: float) -> Line:
+def _row(batch: dict[str, Any]) -> Line:
     return [
         (batch["batch_id"][:SHORT_ID], "bold"),
         status_piece(_status(batch)),
         (clip(plain(batch["workflow"]), LONGEST_ID), ""),
-        (age(batch["created_at"], now), ""),
+        (age(batch["created_at"], time.time()), ""),
         (_counts(batch), ""),
     ]
 
@@ -100,9 +106,7 @@ def show(
         ),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="How many runs at most.")] = 100,
-    cursor: Annotated[
-        str | None, typer.Option(metavar="C", help="Go on where an earlier list ended.")
-    ] = None,
+    cursor: Cursor = None,
     as_json: AsJson = False,
 ) -> None:
     """Show a batch: its counts, and its runs in the order of the items."""
@@ -111,24 +115,106 @@ def show(
         batch_id = await _find_batch(commands, batch)
         return await commands.get_batch(batch_id, limit=limit, cursor=cursor)
 
-    found = ask(question)
-    if as_json:
-        print_json(found)
-        return
-    runs = counted(found["count"], "run")
-    streams.say(
-        [
-            status_piece(_status(found)),
-            (f" batch {found['batch_id'][:SHORT_ID]} of {plain(found['workflow'])}, {runs}", ""),
-        ]
-    )
-    streams.say([(_counts(found), "dim")])
-    head: Line = [(name, "dim") for name in ("ITEM", "RUN", "STATUS")]
-    rows: list[Line] = [
+    print_reply(ask(question), _lines, as_json=as_json)
+
+
+def _lines(batch: dict[str, Any]) -> Iterator[Line]:
+    runs = counted(batch["count"], "run")
+    title = f" batch {batch['batch_id'][:SHORT_ID]} of {plain(batch['workflow'])}, {runs}"
+    yield [status_piece(_status(batch)), (title, "")]
+    yield [(_counts(batch), "dim")]
+    rows: Iterator[Line] = (
         [(str(run["index"]), ""), (run["run_id"][:SHORT_ID], "bold"), status_piece(run["status"])]
-        for run in found["runs"]
-    ]
-    for line in table([head, *rows], streams.room()):
-        streams.say(line)
-    if found["next_cursor"]:
-        streams.say([(f"more:  --cursor {found['next_cursor']}", "dim")])
+        for run in batch["runs"]
+    )
+    yield from headed(("ITEM", "RUN", "STATUS"), rows)
+    yield from next_page(batch)
+
+
+@app.command()
+@on_target
+def batch(
+    file: DefinitionFile,
+    items: Annotated[
+        str, typer.Option(metavar="FILE", help="JSON Lines: one object per line, a run's params.")
+    ],
+    handlers: Handlers = None,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="K",
+            help="What tells this batch from others; default: the content of both files.",
+        ),
+    ] = None,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Retry its runs that failed or were cancelled.")
+    ] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Run a workflow once for each line of a file.
+
+    The same command again goes on where it was: nothing is run twice. Exit code: 0 all completed,
+    1 some did not, 2 invalid definition or items, 130 cancelled by Ctrl-C.
+    """
+    with document_if(as_json) as write:
+        return _run(file, items, handlers or (), key, retry_failed, write)
+
+
+def _run(
+    path: str,
+    items_path: str,
+    handlers: Sequence[str],
+    key: str | None,
+    retry_failed: bool,
+    write: Write | None,
+) -> int:
+    from dovetail.cli.batching import BatchSession, Items, ServerBatch
+    from dovetail.telemetry.logs import show_logs
+
+    settings, registry, limits, checked = load_file(path, handlers)
+    if checked.workflow is None:
+        return INVALID
+    items = Items(items_path, checked.workflow.params, limits)
+    summary = items.check_all(_sign_of_life(items.name))
+    if summary.bad_lines:
+        _report(items.name, summary)
+        return INVALID
+    if not summary.count:
+        raise InvalidInput(f"{items.name} has no items: one JSON object per line, each a run")
+    for warning in summary.warnings:
+        warn(warning)
+    if summary.more_warnings:
+        warn(f"{items.name}: and {counted(summary.more_warnings, 'more warning')}")
+    show_logs(settings)
+    key = key or _key(checked.workflow, summary)
+    kind = BatchSession if settings.server is None else ServerBatch
+    batch = kind(settings, registry, checked, items, summary, key, write, retry_failed=retry_failed)
+    return batch.run()
+
+
+def _key(workflow: Workflow, summary: ItemsSummary) -> str:
+    """The same for the same definition and items, so that the same command line continues."""
+    definition = sha256(workflow.model_dump_json().encode()).hexdigest()
+    return f"batch-{sha256(f'{definition} {summary.digest}'.encode()).hexdigest()}"
+
+
+def _report(name: str, summary: ItemsSummary) -> None:
+    for problem in summary.problems:
+        streams.complain(problem)
+    bad = f"{counted(summary.bad_lines, 'line')} of {summary.count:,} cannot be run"
+    streams.complain([(f"{name}: ", "bold"), (f"{bad}; nothing was made", "bad")])
+
+
+def _sign_of_life(name: str) -> Callable[[int], None]:
+    """Print once that the lines are checked, if that takes long."""
+    say_at = time.monotonic() + QUIET_SECONDS
+    printed = False
+
+    def on_line(number: int) -> None:
+        nonlocal printed
+        if not printed and number % 1000 == 0 and time.monotonic() > say_at:
+            printed = True
+            streams.complain([(f"checking {name} …", "dim")])
+            sys.stderr.flush()
+
+    return on_line

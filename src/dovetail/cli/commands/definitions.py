@@ -1,10 +1,12 @@
-"""`dovetail validate`, `new` and `schema`: definitions before they are run."""
+"""`dovetail validate`, `new` and `schema` for files of definitions; `dovetail workflows` for
+registered ones, with their versions and aliases."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from importlib.resources import files as resources
 from pathlib import Path
@@ -13,12 +15,38 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dovetail.cli import output as streams
-from dovetail.cli.failures import INVALID, InvalidInput, print_error
 from dovetail.cli.files import STDIN, File, checked_file, report_of
-from dovetail.cli.options import AsJson, Handlers, declarations, on_target
-from dovetail.cli.output import json_bytes, say
-from dovetail.cli.target import RemoteHandlers, target_settings
-from dovetail.cli.text import counted
+from dovetail.cli.options import (
+    AsJson,
+    Cursor,
+    DefinitionFile,
+    Handlers,
+    Version,
+    WorkflowName,
+    declarations,
+    number_or_alias,
+    on_target,
+)
+from dovetail.cli.output import (
+    INVALID,
+    InvalidInput,
+    document_if,
+    json_bytes,
+    print_error,
+    print_lines,
+    print_page,
+    print_reply,
+    say,
+)
+from dovetail.cli.summary import command
+from dovetail.cli.target import (
+    RemoteHandlers,
+    ask,
+    is_shared,
+    load_file,
+    target_settings,
+)
+from dovetail.cli.text import Line, age, counted, plain
 from dovetail.core.errors import Problem
 
 if TYPE_CHECKING:
@@ -42,12 +70,12 @@ def validate(
     """Report every problem of a definition, with its place. Exit code: 0 valid, 2 not."""
     if files.count(STDIN) > 1:
         raise InvalidInput("stdin can be read once; give - only once")
-    if as_json:
-        with streams.document() as write:
-            found = _found_in(files, _Checks(handlers or ()))
+    with document_if(as_json) as write:
+        checks = _Checks(handlers or ())
+        if write is not None:
+            found = _found_in(files, checks)
             write(json_bytes(found))
-        return 0 if all(entry["valid"] for entry in found) else INVALID
-    checks = _Checks(handlers or ())
+            return 0 if all(entry["valid"] for entry in found) else INVALID
     valid = sum(_is_valid(path, checks) for path in files)
     if len(files) > 1:
         streams.say(f"{valid:,} of {counted(len(files), 'file')} valid")
@@ -55,7 +83,7 @@ def validate(
 
 
 class _Checks:
-    """Checks with the handlers known here and, where needed, those that workers announced."""
+    """Checks with the handlers known here and, where needed, the handlers of workers."""
 
     def __init__(self, handlers: Sequence[str]) -> None:
         from dovetail.handlers.builtin import load_registry
@@ -77,8 +105,7 @@ def _is_valid(path: str, checks: _Checks) -> bool:
         print_error(str(error))
         return False
     checked = checks.of(file)
-    for line in report_of(file, checked):
-        streams.say(line)
+    print_lines(report_of(file, checked))
     if not checked.valid:
         return False
     nodes = counted(sum(map(len, checked.layers)), "node")
@@ -142,3 +169,115 @@ def schema() -> None:
 
     # ASCII, so that a redirect gives the same file whatever the locale is.
     say(json.dumps(definition_schema(), indent=2))
+
+
+# --- registered workflows ----------------------------------------------------------------------
+
+
+@app.command()
+@on_target
+def register(file: DefinitionFile, handlers: Handlers = None, as_json: AsJson = False) -> int:
+    """Register a definition; changed content is a new version. Exit code: 0, or 2 invalid."""
+    with document_if(as_json) as write:  # loading handlers may print
+        settings, _, _, checked = load_file(file, handlers or ())
+        if checked.workflow is None:
+            return INVALID
+        registered = ask(lambda commands: commands.register(checked), create=True)._asdict()
+        if write is not None:
+            write(json_bytes(registered))
+            return 0
+    name = plain(registered["name"])
+    outcome = "registered" if registered["created"] else "unchanged"
+    streams.say([(f"{name} ", "bold"), (f"version {registered['version']}, {outcome}", "")])
+    if registered["created"]:
+        known = () if is_shared(settings) else handlers or ()
+        typed = command("trigger", registered["name"], handlers=known)
+        streams.say([("run it with:  ", "dim"), (typed, "bold")])
+    return 0
+
+
+@app.command("list")
+@on_target
+def list_workflows(
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most.")] = 50,
+    cursor: Cursor = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the registered workflows."""
+    print_page(
+        ask(lambda commands: commands.workflows(limit=limit, cursor=cursor)),
+        ("NAME", "LATEST", "UPDATED", "ALIASES"),
+        _row,
+        empty="no workflow is registered here; dovetail workflows register FILE does that",
+        as_json=as_json,
+    )
+
+
+def _row(item: dict[str, Any]) -> Line:
+    return [
+        (plain(item["name"]), "bold"),
+        (str(item["latest_version"]), ""),
+        (age(item["updated_at"], time.time()), ""),
+        (_aliases(item["aliases"]), "dim"),
+    ]
+
+
+def _aliases(aliases: dict[str, int]) -> str:
+    return ", ".join(f"{plain(name)} = {version}" for name, version in sorted(aliases.items()))
+
+
+@app.command()
+@on_target
+def show(name: WorkflowName, version: Version = None, as_json: AsJson = False) -> None:
+    """Print the definition of a workflow as YAML."""
+    found = ask(lambda commands: commands.workflow(name, number_or_alias(version)))
+    print_reply(found, _definition_lines, as_json=as_json)
+
+
+def _definition_lines(found: dict[str, Any]) -> Iterator[Line | str]:
+    import yaml
+
+    # As a comment, so that the output is a definition again.
+    title = f"# {plain(found['name'])} version {found['version']}, registered {found['created_at']}"
+    aliases = _aliases(found["aliases"])
+    yield [(f"{title}; {aliases}" if aliases else title, "dim")]
+    text = yaml.safe_dump(found["definition"], sort_keys=False, allow_unicode=False, width=100)
+    yield from text.rstrip("\n").split("\n")
+
+
+@app.command()
+@on_target
+def delete(name: WorkflowName, as_json: AsJson = False) -> None:
+    """Delete a workflow with all its versions; its finished runs stay."""
+    ask(lambda commands: commands.delete_workflow(name))
+    _print_done(name, "deleted; its runs stay", {"name": name, "deleted": True}, as_json=as_json)
+
+
+@app.command()
+@on_target
+def alias(
+    name: WorkflowName,
+    alias: Annotated[str, typer.Argument(metavar="ALIAS", help="Such as prod.")],
+    version: Annotated[
+        int | None, typer.Argument(metavar="VERSION", min=1, help="A version's number.")
+    ] = None,
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Forget the alias; the version stays.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Let an alias name a version, or forget the alias."""
+    if delete == (version is not None):
+        raise typer.BadParameter("give a version, or --delete")
+    reply: dict[str, Any]
+    if version is None:
+        ask(lambda commands: commands.delete_alias(name, alias))
+        reply, words = {"name": name, "alias": alias, "deleted": True}, "deleted"
+    else:
+        reply = ask(lambda commands: commands.set_alias(name, alias, version))
+        words = f"= {version}"
+    _print_done(name, f"{plain(alias)} {words}", reply, as_json=as_json)
+
+
+def _print_done(name: str, words: str, reply: dict[str, Any], *, as_json: bool) -> None:
+    print_reply(reply, lambda _: [[(f"{plain(name)} ", "bold"), (words, "")]], as_json=as_json)

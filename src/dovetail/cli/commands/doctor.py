@@ -8,10 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dovetail.cli import output as streams
-from dovetail.cli.failures import FAILED, InvalidInput
 from dovetail.cli.options import AsJson, Handlers, declarations, on_target
-from dovetail.cli.output import document_if, json_bytes
+from dovetail.cli.output import FAILED, InvalidInput, document_if, json_bytes, print_lines
 from dovetail.cli.target import target_settings
 from dovetail.cli.text import Line, counted, pad, plain
 from dovetail.core.errors import DovetailError, StoreError
@@ -44,8 +42,7 @@ def doctor(handlers: Handlers = None, as_json: AsJson = False) -> int:
         if write is not None:
             write(json_bytes([asdict(finding) for finding in findings]))
     if not as_json:
-        for line in _lines(findings):
-            streams.say(line)
+        print_lines(_lines(findings))
     return 0 if all(finding.ok for finding in findings) else FAILED
 
 
@@ -181,8 +178,12 @@ async def _server(settings: Settings) -> list[CheckResult]:
     from dovetail.config import env_name
 
     with http_client():
-        from dovetail.client.connection import ServerConnection, ServerUnreachable
-        from dovetail.client.errors import HOW_TO_GIVE_A_TOKEN, AccessDenied
+        from dovetail.client.connection import (
+            HOW_TO_GIVE_A_TOKEN,
+            AccessDenied,
+            ServerConnection,
+            ServerUnreachable,
+        )
     assert settings.server is not None  # noqa: S101
     try:
         async with ServerConnection(settings.server, settings.token) as server:

@@ -18,10 +18,9 @@ from xml.sax.saxutils import escape, quoteattr
 
 import typer
 
-from dovetail.cli import output as streams
-from dovetail.cli.failures import INVALID
-from dovetail.cli.files import File, checked_file, report_of
+from dovetail.cli.files import File, checked_file, print_report
 from dovetail.cli.options import DefinitionFile, Handlers, declarations
+from dovetail.cli.output import INVALID, print_lines
 from dovetail.cli.text import Line, cells, clip, listed, pad, plain
 
 if TYPE_CHECKING:
@@ -50,11 +49,9 @@ def graph(
     # the files must have all that the workflow needs, as for `validate` and `run`.
     checked = checked_file(read, limits, load_registry(settings, handlers) if handlers else None)
     if checked.workflow is None:
-        for line in report_of(read, checked):
-            streams.complain(line)
+        print_report(read, checked)
         return INVALID
-    for drawn in _DRAW[format](picture_of(checked.workflow)):
-        streams.say(drawn)
+    print_lines(_DRAW[format](picture_of(checked.workflow)))
     return 0
 
 

@@ -1,15 +1,16 @@
-"""`dovetail handlers`: the handlers known here or, on services, those that workers announced."""
+"""`dovetail handlers`: the handlers known here; on services, the handlers of their workers."""
 
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from dovetail.cli import output as streams
 from dovetail.cli.options import AsJson, Handlers, declarations, on_target
-from dovetail.cli.output import json_bytes
+from dovetail.cli.output import document_if, headed, json_bytes, print_lines
 from dovetail.cli.target import is_shared, target_settings
-from dovetail.cli.text import Line, cells, clip, plain, table
+from dovetail.cli.text import Line, cells, clip, listed, plain
 
 if TYPE_CHECKING:
     from dovetail.config import Settings
@@ -27,7 +28,7 @@ app = declarations()
 def handlers(handlers: Handlers = None, as_json: AsJson = False) -> None:
     """List the handlers known here: origin, retries, version and config.
 
-    On Redis or a server: those that workers have announced, and which workers.
+    On Redis or a server: the handlers that workers have announced, and which workers.
     """
     from dovetail.config import load_settings
     from dovetail.handlers.builtin import load_registry
@@ -36,14 +37,12 @@ def handlers(handlers: Handlers = None, as_json: AsJson = False) -> None:
     if is_shared(settings) and not handlers:
         _list_announced(settings, as_json=as_json)
         return
-    if as_json:
-        with streams.document() as write:
-            registry = load_registry(load_settings(), handlers or ())
-            found = [_described(known, registry) for known in registry.handlers()]
-            write(json_bytes(found))
-        return
-    registry = load_registry(load_settings(), handlers or ())
-    known = registry.handlers()
+    with document_if(as_json) as write:
+        registry = load_registry(load_settings(), handlers or ())
+        known = registry.handlers()
+        if write is not None:
+            write(json_bytes([_described(handler, registry) for handler in known]))
+            return
     names = {handler.name: _names(handler, registry) for handler in known}
     width = max(map(len, names.values()))
     origins = max(cells(plain(handler.origin)) for handler in known)
@@ -68,36 +67,37 @@ def handlers(handlers: Handlers = None, as_json: AsJson = False) -> None:
 
 
 def _list_announced(settings: Settings, *, as_json: bool) -> None:
-    """On services, the handlers of workers matter, not those of this machine."""
+    """On services, the handlers of workers count, not the handlers of this machine."""
     import asyncio
 
-    if as_json:
-        with streams.document() as write:
-            write(json_bytes(asyncio.run(_announced(settings))))
-        return
-    found = asyncio.run(_announced(settings))
+    with document_if(as_json) as write:
+        found = asyncio.run(_announced(settings))
+        if write is not None:
+            write(json_bytes(found))
+            return
+    print_lines(_announced_lines(found))
+
+
+def _announced_lines(found: list[dict[str, Any]]) -> Iterator[Line | str]:
     if not found:
-        streams.say("no worker has announced a handler; start one:  dovetail worker")
+        yield "no worker has announced a handler; start one:  dovetail worker"
         return
-    rows: list[Line] = [[(name, "dim") for name in ("HANDLER", "RETRIES", "VERSION", "WORKERS")]]
-    for one in found:
-        workers = ", ".join(plain(worker) for worker in one["workers"][:MAX_WORKERS])
-        more = len(one["workers"]) - MAX_WORKERS
-        rows.append(
-            [
-                (plain(one["name"]), "bold"),
-                (_known(one["max_retries"]), ""),
-                (_known(one["version"]), ""),
-                (workers + (f" and {more:,} more" if more > 0 else ""), "")
-                if workers
-                else ("none that is alive", "wait"),
-            ]
-        )
-    for row, known in zip(table(rows, streams.room()), [{}, *found], strict=True):
-        streams.say(row)
+    rows = headed(("HANDLER", "RETRIES", "VERSION", "WORKERS"), map(_announced_row, found))
+    for row, known in zip(rows, [{}, *found], strict=True):
+        yield row
         if where := known.get("secrets"):
             words = "anywhere in its config" if where is True else f"in {', '.join(where)}"
-            streams.say([(f"{_INDENT}secrets: {plain(words)}", "dim")])
+            yield [(f"{_INDENT}secrets: {plain(words)}", "dim")]
+
+
+def _announced_row(one: dict[str, Any]) -> Line:
+    workers = listed([plain(worker) for worker in one["workers"]], MAX_WORKERS)
+    return [
+        (plain(one["name"]), "bold"),
+        (_known(one["max_retries"]), ""),
+        (_known(one["version"]), ""),
+        (workers, "") if workers else ("none that is alive", "wait"),
+    ]
 
 
 def _known(value: int | None) -> str:

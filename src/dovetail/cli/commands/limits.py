@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterator
+from typing import Annotated, Any
 
 import typer
 
-from dovetail.cli import output as streams
 from dovetail.cli.options import AsJson, declarations, on_target
-from dovetail.cli.output import print_json
+from dovetail.cli.output import print_page, print_reply
 from dovetail.cli.target import ask
-from dovetail.cli.text import Line, plain, table
-
-if TYPE_CHECKING:
-    from dovetail.engine.api import EngineApi
+from dovetail.cli.text import Line, plain
 
 app = declarations()
 
@@ -25,20 +22,13 @@ def list_limits(as_json: AsJson = False) -> None:
 
     Any other tag has 10 per second, burst 1.
     """
-
-    async def question(commands: EngineApi) -> dict[str, Any]:
-        return await commands.rate_limits()
-
-    limits = ask(question)
-    if as_json:
-        print_json(limits)
-        return
-    if not limits["items"]:
-        streams.say("none set: every resource_tag has 10 per second, burst 1")
-        return
-    head: Line = [("TAG", "dim"), ("PER SECOND", "dim"), ("BURST", "dim")]
-    for line in table([head, *(_row(limit) for limit in limits["items"])], streams.room()):
-        streams.say(line)
+    print_page(
+        ask(lambda commands: commands.rate_limits()),
+        ("TAG", "PER SECOND", "BURST"),
+        _row,
+        empty="none set: every resource_tag has 10 per second, burst 1",
+        as_json=as_json,
+    )
 
 
 def _row(limit: dict[str, Any]) -> Line:
@@ -60,13 +50,10 @@ def set_limit(
     as_json: AsJson = False,
 ) -> None:
     """Set a rate limit; processes that run pick it up."""
+    limit = ask(lambda commands: commands.set_rate_limit(tag, rate, burst), create=True)
+    print_reply(limit, _lines, as_json=as_json)
 
-    async def question(commands: EngineApi) -> dict[str, Any]:
-        return await commands.set_rate_limit(tag, rate, burst)
 
-    limit = ask(question, create=True)
-    if as_json:
-        print_json(limit)
-        return
+def _lines(limit: dict[str, Any]) -> Iterator[Line]:
     words = f"{limit['rate_per_second']:g} per second, burst {limit['burst']}"
-    streams.say([(f"{plain(limit['tag'])}: ", "bold"), (words, "")])
+    yield [(f"{plain(limit['tag'])}: ", "bold"), (words, "")]

@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dovetail.cli import output as streams
-from dovetail.cli.failures import INVALID, InvalidInput
 from dovetail.cli.options import (
     AsJson,
     DefinitionFile,
     Handlers,
     Param,
     ParamsFile,
+    Version,
     WorkflowName,
     declarations,
+    number_or_alias,
     on_target,
 )
-from dovetail.cli.output import Write, document_if, json_bytes
+from dovetail.cli.output import INVALID, InvalidInput, Write, document_if, json_bytes
 
 if TYPE_CHECKING:
     from dovetail.cli.session import Shown
@@ -60,28 +61,13 @@ def _run(
     handlers: Sequence[str],
     write: Write | None,
 ) -> int:
-    from dovetail.cli.files import (
-        File,
-        checked_file,
-        print_violations,
-        print_warnings,
-        read_params,
-        report_of,
-    )
+    from dovetail.cli.files import print_violations, print_warnings, read_params
     from dovetail.cli.session import Session, Shown
-    from dovetail.cli.target import target_settings
+    from dovetail.cli.target import load_file
     from dovetail.core.errors import InvalidParams
-    from dovetail.handlers.builtin import load_registry
     from dovetail.telemetry.logs import show_logs
-    from dovetail.wiring.embedded import definition_limits
 
-    settings = target_settings()
-    registry = load_registry(settings, handlers)
-    limits = definition_limits(settings)
-    file = File(path, limits)
-    checked = checked_file(file, limits, registry)
-    for line in report_of(file, checked):
-        streams.complain(line)
+    settings, registry, limits, checked = load_file(path, handlers)
     if checked.workflow is None:
         return INVALID
     params = read_params(checked.workflow.params, pairs, params_path, limits)
@@ -104,9 +90,7 @@ def _run(
 @on_target
 def trigger(
     name: WorkflowName,
-    version: Annotated[
-        str | None, typer.Option(metavar="N", help="A version's number or alias; default: latest.")
-    ] = None,
+    version: Version = None,
     param: Param = None,
     params: ParamsFile = None,
     handlers: Handlers = None,
@@ -143,7 +127,7 @@ def _trigger(
     from dovetail.wiring.embedded import definition_limits
 
     settings = target_settings()
-    wanted = int(version) if version is not None and version.isdecimal() else version
+    wanted = number_or_alias(version)
     is_file = Path(name).is_file()
 
     async def schema_of(commands: EngineApi) -> Mapping[str, Any] | None:
@@ -192,7 +176,7 @@ def _leave_to_services(
     make: Callable[[EngineApi], Awaitable[Accepted]], write: Write | None
 ) -> int:
     """Where services drive runs, it only prints which run it made."""
-    from dovetail.cli.summary import command, short_id
+    from dovetail.cli.summary import short_id, watch_hint
     from dovetail.cli.target import ask
     from dovetail.cli.text import plain
     from dovetail.engine.views import with_warnings
@@ -208,5 +192,5 @@ def _leave_to_services(
         return 0
     workflow = f"{plain(made['workflow'])} version {made['version']}"
     streams.say([("run ", ""), (short, "bold"), (f" of {workflow} is accepted", "")])
-    streams.say([("follow it with:  ", "dim"), (command("runs", "watch", short), "bold")])
+    streams.say(watch_hint(short))
     return 0

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dovetail.cli import output as streams
-from dovetail.cli.failures import InvalidInput
-from dovetail.cli.options import AsJson, Detach, Handlers, Run, declarations, on_target
-from dovetail.cli.output import document_if, print_json
-from dovetail.cli.summary import command, retry_hint, short_id, status_piece
+from dovetail.cli.options import AsJson, Detach, Handlers, Run, declarations, on_target, run_or
+from dovetail.cli.output import InvalidInput, document_if, print_answer, print_reply
+from dovetail.cli.summary import (
+    resume_hint,
+    retry_hint,
+    short_id,
+    status_piece,
+    watch_hint,
+)
 from dovetail.cli.target import ask, chosen_run, handlers_hint, is_shared, target_settings
 from dovetail.cli.text import Line, listed, plain, seconds
 from dovetail.core.errors import Conflict
@@ -34,7 +38,7 @@ def watch(run: Run = None, as_json: AsJson = False) -> int:
     """Follow a run to its end, whichever process drives it.
 
     Ctrl-C stops looking, not the run. Exit code: 0 completed, 1 failed, cancelled, or driven by
-    nobody.
+    no process.
     """
     from dovetail.cli.session import Session, Shown
 
@@ -51,13 +55,7 @@ def watch(run: Run = None, as_json: AsJson = False) -> int:
 @app.command()
 @on_target
 def retry(
-    run: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="RUN",
-            help="A run's id or its first digits; without it the newest that did not complete.",
-        ),
-    ] = None,
+    run: Annotated[str | None, run_or("the newest that did not complete")] = None,
     from_node: Annotated[
         str | None,
         typer.Option(
@@ -121,11 +119,8 @@ def _retry_on_services(
         with document_if(as_json) as write:
             return Session(target_settings(), None, write).run(begin)
     run, short = ask(alone)
-    if as_json:
-        print_json(run)
-    else:
-        streams.say([status_piece(run["status"]), (f" {short} {plain(run['workflow'])}", "")])
-        streams.say([("follow it with:  ", "dim"), (command("runs", "watch", short), "bold")])
+    title = [status_piece(run["status"]), (f" {short} {plain(run['workflow'])}", "")]
+    print_reply(run, lambda _: [title, watch_hint(short)], as_json=as_json)
     return 0
 
 
@@ -150,12 +145,13 @@ def _print_retry_plan(given: str | None, from_node: str | None, *, as_json: bool
         return plan, [("run ", "dim"), (await short_id(commands, run_id), "bold")]
 
     plan, which = ask(question)
-    if as_json:
-        print_json(plan)
-        return
+    print_reply(plan, lambda plan: _plan_lines(plan, which), as_json=as_json)
+
+
+def _plan_lines(plan: dict[str, list[str]], which: Line) -> Iterator[Line]:
     for verb, names in (("would rerun", plan["rerun"]), ("would reuse", plan["reuse"])):
         named = f": {listed(names, MAX_NAMED)}" if names else ""
-        streams.say([*which, (f" {verb} {len(names):,}{named}", "")])
+        yield [*which, (f" {verb} {len(names):,}{named}", "")]
 
 
 async def _run_to_retry(commands: EngineApi, given: str | None, from_node: str | None) -> str:
@@ -167,13 +163,7 @@ async def _run_to_retry(commands: EngineApi, given: str | None, from_node: str |
 @app.command()
 @on_target
 def resume(
-    run: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="RUN",
-            help="A run's id or its first digits; without it every interrupted run.",
-        ),
-    ] = None,
+    run: Annotated[str | None, run_or("every interrupted run")] = None,
     handlers: Handlers = None,
     detach: Detach = False,
     as_json: AsJson = False,
@@ -206,13 +196,7 @@ def resume(
 @app.command()
 @on_target
 def cancel(
-    run: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="RUN",
-            help="A run's id or its first digits; without it the newest unfinished one.",
-        ),
-    ] = None,
+    run: Annotated[str | None, run_or("the newest unfinished one")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Cancel what has not finished, whichever process drives it."""
@@ -231,12 +215,7 @@ def cancel(
         plan = await commands.plan_retry(run_id)
         return [ended, retry_hint(RunStatus.CANCELLED, short, plan, handlers_hint(cancelled))]
 
-    answer = ask(question)
-    if isinstance(answer, dict):
-        print_json(answer)
-        return
-    for line in answer:
-        streams.say(line)
+    print_answer(ask(question))
 
 
 @app.command()
@@ -260,21 +239,21 @@ def repair(
         return done, await short_id(commands, run_id), gone
 
     done, short, gone = ask(question)
-    if as_json:
-        print_json(done)
-        return
-    found = done["differences"]
-    if not found:
-        streams.say(f"nothing to repair: {short} is as its log says")
-        return
     verb = "would be repaired" if dry_run else "repaired"
-    streams.say([(verb, "bold"), (f" {short} from its log", "")])
-    for sentence in found[:MAX_NAMED]:
-        streams.say(f"  {plain(sentence)}")
-    if len(found) > MAX_NAMED:
-        streams.say([(f"  and {len(found) - MAX_NAMED:,} more; --json prints all", "dim")])
-    if gone:
-        streams.say([("go on with:  ", "dim"), (command("runs", "resume", short), "bold")])
+
+    def lines(done: dict[str, Any]) -> Iterator[Line | str]:
+        found = done["differences"]
+        if not found:
+            yield f"nothing to repair: {short} is as its log says"
+            return
+        yield [(verb, "bold"), (f" {short} from its log", "")]
+        yield from (f"  {plain(sentence)}" for sentence in found[:MAX_NAMED])
+        if len(found) > MAX_NAMED:
+            yield [(f"  and {len(found) - MAX_NAMED:,} more; --json prints all", "dim")]
+        if gone:
+            yield resume_hint(short)
+
+    print_reply(done, lines, as_json=as_json)
 
 
 def _loaded(handlers: Sequence[str]) -> tuple[Settings, Registry]:

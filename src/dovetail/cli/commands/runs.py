@@ -13,9 +13,15 @@ import typer
 
 from dovetail.cli import output as streams
 from dovetail.cli.board import LONGEST_ID, Board, NodeRow, id_width, row_line
-from dovetail.cli.failures import FAILED
-from dovetail.cli.options import AsJson, Run, declarations, on_target
-from dovetail.cli.output import json_text, print_json
+from dovetail.cli.options import AsJson, Cursor, Run, declarations, on_target
+from dovetail.cli.output import (
+    FAILED,
+    headed,
+    json_text,
+    next_page,
+    print_answer,
+    print_reply,
+)
 from dovetail.cli.summary import (
     INTERRUPTED,
     causes,
@@ -71,9 +77,7 @@ def list_runs(
         str | None, typer.Option(metavar="ID", help="Only runs of this batch; its first digits do.")
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most.")] = 20,
-    cursor: Annotated[
-        str | None, typer.Option(metavar="C", help="Go on where an earlier list ended.")
-    ] = None,
+    cursor: Cursor = None,
     as_json: AsJson = False,
 ) -> None:
     """List runs, the newest first."""
@@ -88,26 +92,25 @@ def list_runs(
         return page, undriven - unread, unread
 
     page, undriven, unread = ask(question)
-    if as_json:
-        print_json(page)
+    empty = "no such run here" if status or workflow or batch else "no run here yet"
+    print_reply(page, lambda page: _page(page, undriven, unread, empty), as_json=as_json)
+
+
+def _page(
+    page: dict[str, Any], undriven: set[str], unread: set[str], empty: str
+) -> Iterator[Line | str]:
+    if not page["items"]:
+        yield empty
         return
-    items = page["items"]
-    if not items:
-        streams.say("no such run here" if status or workflow or batch else "no run here yet")
-        return
-    now = time.time()
-    head = [(name, "dim") for name in ("RUN", "STATUS", "WORKFLOW", "CREATED", "TOOK", "")]
     notes = dict.fromkeys(undriven, INTERRUPTED)
     notes |= dict.fromkeys(unread, "damaged: it cannot be read")
-    rows = [_list_row(run, notes.get(run["run_id"]), now) for run in items]
-    for line in table([head, *rows], streams.room()):
-        streams.say(_fitted(line))
+    rows = (_list_row(run, notes.get(run["run_id"])) for run in page["items"])
+    yield from map(_fitted, headed(("RUN", "STATUS", "WORKFLOW", "CREATED", "TOOK", ""), rows))
     if undriven:
         of_these = " of these" if page["next_cursor"] else ""
         words = f"{interrupted(len(undriven), of_these)}: "
-        streams.say([(words, "wait"), (command("runs", "resume"), "bold")])
-    if page["next_cursor"]:
-        streams.say([(f"more:  --cursor {page['next_cursor']}", "dim")])
+        yield [(words, "wait"), (command("runs", "resume"), "bold")]
+    yield from next_page(page)
 
 
 async def _undriven(commands: EngineApi, items: Iterable[dict[str, Any]]) -> set[str]:
@@ -128,7 +131,7 @@ async def _can_be_read(commands: EngineApi, run_id: str) -> bool:
     return True
 
 
-def _list_row(run: dict[str, Any], note: str | None, now: float) -> Line:
+def _list_row(run: dict[str, Any], note: str | None) -> Line:
     version = "" if run["version"] is None else f" v{run['version']}"
     took = "" if run["duration"] is None else duration(run["duration"])
     last = (_error_note(run["error"]), "dim") if note is None else (note, "wait")
@@ -136,7 +139,7 @@ def _list_row(run: dict[str, Any], note: str | None, now: float) -> Line:
         (run["run_id"][:6], "bold"),
         status_piece(run["status"]),
         (clip(plain(run["workflow"]), LONGEST_ID) + version, ""),
-        (age(run["created_at"], now), ""),
+        (age(run["created_at"], time.time()), ""),
         (took, ""),
         last,
     ]
@@ -168,44 +171,34 @@ def show(run: Run = None, as_json: AsJson = False) -> None:
         run_id = await chosen_run(commands, run)
         if as_json:
             return await commands.get_run(run_id)
-        return [line async for line in _shown(commands, await commands.snapshot(run_id))]
+        return await _shown(commands, await commands.snapshot(run_id))
 
-    answer = ask(question)
-    if isinstance(answer, dict):
-        print_json(answer)
-        return
-    for line in answer:
-        streams.say(line)
+    print_answer(ask(question))
 
 
-async def _shown(commands: EngineApi, snapshot: RunDetail) -> AsyncIterator[Line]:
+async def _shown(commands: EngineApi, snapshot: RunDetail) -> list[Line]:
     now = time.time()
     run = snapshot.view
     run_id = run["run_id"]
     short = await short_id(commands, run_id)
     owner = await commands.owner(run_id)
-    yield [*_title(run), (f", epoch {run['epoch']}" if run["epoch"] > 1 else "", "")]
-    for line in _damage_lines(await commands.damage(run_id), short):
-        yield line
     created = f"{age(run['created_at'], now)}, {run['created_at']}"
     facts = [("id", run_id), ("created", created), ("took", _took(run, now))]
     if owner in ("here", "elsewhere"):
         facts.append(("driven by", drivers(target_settings())))
     if params := run["params"]:
         facts.append(("params", clip(printable(json.dumps(params, ensure_ascii=False)), 500)))
-    for line in table([[(f"  {name}", "dim"), (value, "")] for name, value in facts]):
-        yield line
-    board = Board.now(snapshot)
-    for line in _rows(board, now):
-        yield line
+    lines: list[Line] = [
+        [*_title(run), (f", epoch {run['epoch']}" if run["epoch"] > 1 else "", "")]
+    ]
+    lines += _damage_lines(await commands.damage(run_id), short)
+    lines += table([[(f"  {name}", "dim"), (value, "")] for name, value in facts])
+    lines += _rows(Board.now(snapshot), now)
     if run["status"] == RunStatus.COMPLETED:
-        for line in result_lines(run["result"]):
-            yield line
+        lines += result_lines(run["result"])
     elif run["status"] == RunStatus.FAILED:
-        for line in causes(run):
-            yield line
-    async for line in _next_step(commands, run, owner, short):
-        yield line
+        lines += causes(run)
+    return lines + await _next_step(commands, run, owner, short)
 
 
 def _damage_lines(damage: Sequence[str], short: str) -> Iterator[Line]:
@@ -232,7 +225,7 @@ def _took(run: dict[str, Any], now: float) -> str:
 
 
 def _rows(board: Board, now: float) -> Iterator[Line]:
-    """All nodes; of a large run only those that failed, run or wait for a time."""
+    """All nodes; of a large run only the nodes that failed, run or wait for a time."""
     rows: Iterable[NodeRow] = board.rows
     if len(board.rows) > MAX_ROWS:
         telling = chain(board.failed.values(), board.running.values(), board.delayed.values())
@@ -249,15 +242,13 @@ def _rows(board: Board, now: float) -> Iterator[Line]:
 
 async def _next_step(
     commands: EngineApi, run: dict[str, Any], owner: str, short: str
-) -> AsyncIterator[Line]:
+) -> list[Line]:
     if owner == "gone":
-        yield [
-            (f"{INTERRUPTED}; ", "wait"),
-            *resume_hint(short, handlers_hint(run)),
-        ]
-    elif run["finished_at"] is not None and run["status"] != RunStatus.COMPLETED:
+        return [[(f"{INTERRUPTED}; ", "wait"), *resume_hint(short, handlers_hint(run))]]
+    if run["finished_at"] is not None and run["status"] != RunStatus.COMPLETED:
         plan = await commands.plan_retry(run["run_id"])
-        yield retry_hint(run["status"], short, plan, handlers_hint(run))
+        return [retry_hint(run["status"], short, plan, handlers_hint(run))]
+    return []
 
 
 # ── why ──────────────────────────────────────────────────────────────────────────────────
@@ -274,28 +265,22 @@ def why(run: Run = None, as_json: AsJson = False) -> None:
         if as_json:
             return explained
         loaded = await commands.get_run(run_id)
-        lines = [line async for line in _explained(commands, loaded, explained["nodes"])]
-        damage = explained.get("damage", ())
-        return [*lines, *_damage_lines(damage, await short_id(commands, run_id))]
+        short = await short_id(commands, run_id)
+        lines = await _explained(commands, loaded, explained["nodes"], short)
+        return [*lines, *_damage_lines(explained.get("damage", ()), short)]
 
-    answer = ask(question)
-    if isinstance(answer, dict):
-        print_json(answer)
-        return
-    for line in answer:
-        streams.say(line)
+    print_answer(ask(question))
 
 
 async def _explained(
-    commands: EngineApi, run: dict[str, Any], nodes: list[dict[str, Any]]
-) -> AsyncIterator[Line]:
+    commands: EngineApi, run: dict[str, Any], nodes: list[dict[str, Any]], short: str
+) -> list[Line]:
     from dovetail.engine.explain import counts
 
     found = counts(run["nodes"])
     every = counted(len(run["nodes"]), "node")
     completed = f"{found.pop('completed', 0):,} of {every} completed"
     words = ", ".join([completed, *(f"{count:,} {word}" for word, count in found.items())])
-    yield [*_title(run), (f": {words}", "")]
     rows: list[Line] = [
         [
             (f"  {clip(node['id'], LONGEST_ID)}", "bold"),
@@ -304,18 +289,15 @@ async def _explained(
         ]
         for node in nodes[:MAX_ROWS]
     ]
-    for line in table(rows):
-        yield line
+    lines: list[Line] = [[*_title(run), (f": {words}", "")], *table(rows)]
     if len(nodes) > MAX_ROWS:
-        yield [(f"  and {len(nodes) - MAX_ROWS:,} more; --json prints all", "dim")]
+        lines.append([(f"  and {len(nodes) - MAX_ROWS:,} more; --json prints all", "dim")])
     if run["status"] == RunStatus.FAILED:
-        for line in causes(run):
-            yield line
+        lines += causes(run)
     elif not nodes:
-        yield [("  nothing waits: every node has finished", "dim")]
-    owner, short = await commands.owner(run["run_id"]), await short_id(commands, run["run_id"])
-    async for line in _next_step(commands, run, owner, short):
-        yield line
+        lines.append([("  nothing waits: every node has finished", "dim")])
+    owner = await commands.owner(run["run_id"])
+    return lines + await _next_step(commands, run, owner, short)
 
 
 # ── events, results ──────────────────────────────────────────────────────────────────────
@@ -343,21 +325,20 @@ def events(
     async def question(commands: EngineApi) -> list[dict[str, Any]]:
         return await commands.events(await chosen_run(commands, run), after=after)
 
-    found = ask(question)
-    if as_json:
-        print_json(found)
-        return 0
-    width = len(str(found[-1]["seq"])) if found else 0
-    for event in found:
-        streams.say(_event_line(event, width))
+    print_reply(ask(question), _event_lines, as_json=as_json)
     return 0
+
+
+def _event_lines(found: list[dict[str, Any]]) -> Iterator[Line]:
+    width = len(str(found[-1]["seq"])) if found else 0
+    return (_event_line(event, width) for event in found)
 
 
 def _follow_events(given: str | None, after: int, *, as_json: bool) -> int:
     """Print each event when it happens. The exit code does not depend on how the run ends."""
     import asyncio
 
-    from dovetail.cli.interruptible import run_interruptible
+    from dovetail.cli.interruptible import cancel_tasks, run_interruptible
     from dovetail.cli.run_pool import wait_for_end
 
     settings = target_settings()
@@ -381,9 +362,7 @@ def _follow_events(given: str | None, after: int, *, as_json: bool) -> int:
                 if printing.done():
                     printing.result()
             finally:
-                for task in (printing, ended, stop):
-                    task.cancel()
-                await asyncio.gather(printing, ended, stop, return_exceptions=True)
+                await cancel_tasks(printing, ended, stop)
         return 0 if stopping.asked is None else stopping.asked.value
 
     return run_interruptible(follow, lambda request: None, settings.drain_seconds)
@@ -430,16 +409,16 @@ def results(
     async def question(commands: EngineApi) -> dict[str, Any]:
         return await commands.results(await chosen_run(commands, run), partial=partial)
 
-    found = ask(question)
-    if as_json:
-        print_json(found)
-        return
+    print_reply(ask(question), _result_lines, as_json=as_json)
+
+
+def _result_lines(found: dict[str, Any]) -> Iterator[str]:
     # The result of a run that did not complete is incomplete; its outputs are all there is.
     whole = found["status"] == RunStatus.COMPLETED
     if not whole:
         streams.complain([status_piece(found["status"]), (": the outputs that are there", "dim")])
     value = found["result" if whole else "outputs"]
-    streams.say(printable(json.dumps(value, indent=2, ensure_ascii=False)))
+    yield printable(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 # ── verify ───────────────────────────────────────────────────────────────────────────────
@@ -464,19 +443,21 @@ def verify(
         ]
 
     verified = ask(question)
-    wrong = [one for one in verified if one["divergences"]]
-    if as_json:
-        print_json({"items": verified})
-        return FAILED if wrong else 0
+    print_reply({"items": verified}, _verified_lines, as_json=as_json)
+    return FAILED if any(one["divergences"] for one in verified) else 0
+
+
+def _verified_lines(verified: dict[str, Any]) -> Iterator[Line | str]:
+    items = verified["items"]
+    wrong = [one for one in items if one["divergences"]]
     for one in wrong:
-        streams.say([(one["run_id"][:6], "bold"), (": diverges from the rules", "bad")])
+        yield [(one["run_id"][:6], "bold"), (": diverges from the rules", "bad")]
         for sentence in one["divergences"]:
-            streams.say(f"  {plain(sentence)}")
-    good = len(verified) - len(wrong)
-    if good or not verified:
+            yield f"  {plain(sentence)}"
+    good = len(items) - len(wrong)
+    if good or not items:
         obeys = "obeys" if good == 1 else "obey"
-        streams.say([(f"{counted(good, 'run')} {obeys} the rules", "good")])
-    return FAILED if wrong else 0
+        yield [(f"{counted(good, 'run')} {obeys} the rules", "good")]
 
 
 async def _every_run(commands: EngineApi) -> AsyncIterator[str]:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dovetail.cli import output as streams
-from dovetail.cli.failures import InvalidInput
 from dovetail.cli.options import Handlers, declarations
+from dovetail.cli.output import InvalidInput
 
 if TYPE_CHECKING:
-    from dovetail.cli.backend import Backend
     from dovetail.cli.interruptible import Stopping, StopRequest
+    from dovetail.cli.services import Backend
     from dovetail.config import Settings
     from dovetail.handlers.registry import Registry
     from dovetail.telemetry.service import Telemetry
@@ -54,13 +54,14 @@ def serve(
     """
     from dovetail.api.security import Tokens, check_binding, host_names
     from dovetail.api.server import addresses_of, listen
-    from dovetail.cli.backend import embedded_backend, redis_backend, serve_until_stopped
-    from dovetail.cli.interruptible import run_interruptible
+    from dovetail.cli.interruptible import finished_before_stop, run_interruptible
     from dovetail.cli.services import (
+        embedded_backend,
         fast_loop,
         find_redis,
-        finished_before_stop,
+        redis_backend,
         relax_gc,
+        serve_until_stopped,
         treat_interrupt_as_terminate,
     )
     from dovetail.config import load_settings

@@ -1,37 +1,85 @@
-"""`dovetail documents process` and `stats`: from files to fields, and how fast that went."""
+"""`dovetail documents process` and `stats`: documents as runs, one each, and how fast that went.
+
+A run is known by the content that it is about. So the same command line again finds what an
+earlier process has left: what is done is not run, an interrupted run is taken over, a failed one is
+tried again.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import copy
+import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import datetime
+from hashlib import sha256
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from dovetail.cli import output as streams
-from dovetail.cli.failures import InvalidInput
 from dovetail.cli.files import File
+from dovetail.cli.interruptible import Stopping, StopRequest, cancel_tasks, run_interruptible
 from dovetail.cli.options import AsJson, declarations, on_target
-from dovetail.cli.output import document_if, json_bytes, print_json
-from dovetail.cli.summary import command
-from dovetail.cli.target import is_shared, open_reader, target_settings
-from dovetail.cli.text import plain
-from dovetail.core.errors import DovetailError, NotFound, PermanentError
-from dovetail.core.states import RunStatus
+from dovetail.cli.output import FAILED as EXIT_FAILED
+from dovetail.cli.output import (
+    InvalidInput,
+    document_if,
+    headed,
+    json_bytes,
+    print_lines,
+    print_reply,
+)
+from dovetail.cli.run_pool import (
+    MAX_SHARED_RUNS,
+    MIN_RUNS_FOR_ESTIMATE,
+    RUNS_PER_SLOT,
+    BatchCounts,
+    RunPool,
+    cancel_from_thread,
+    progress_of,
+    speed_words,
+)
+from dovetail.cli.summary import command, error_words, status_piece, typed_again
+from dovetail.cli.target import drivers, is_shared, open_engine, open_reader, target_settings
+from dovetail.cli.text import Line, bare, clip, countdown, counted, duration, listed, plain, table
+from dovetail.core.errors import (
+    Conflict,
+    DovetailError,
+    InvalidDefinition,
+    InvalidParams,
+    NotFound,
+    PermanentError,
+)
+from dovetail.core.states import NodeStatus, RunStatus
 from dovetail.documents import PIPELINE, ROUTED
 from dovetail.documents.commands import Out, folder_of, typed_out
-from dovetail.documents.files import allow, find_documents
-from dovetail.documents.metrics import FAILED as FAILED_STATUS
-from dovetail.documents.metrics import Measurement, settle
-from dovetail.documents.reviews import open_reviews
+from dovetail.documents.commands.reviews import HEAD, SURE, document_row, kept_of, warnings_in
+from dovetail.documents.files import (
+    Findings,
+    SourceDocument,
+    allow,
+    find_documents,
+    name_problem,
+    source_document,
+)
+from dovetail.documents.metrics import FAILED as MEASURED_FAILED
+from dovetail.documents.metrics import Measurement, Statistics, run_ended, settle, statistics_of
+from dovetail.documents.reviews import Review, Reviews, open_reviews
 
 if TYPE_CHECKING:
     from dovetail.config import Settings
+    from dovetail.core.definition.validation import Checked
+    from dovetail.engine.api import EngineApi
+    from dovetail.handlers.registry import Registry
 
 app = declarations()
 
@@ -70,14 +118,6 @@ def process(
     and see the same paths. Exit code: 0 all done, 1 some failed, 2 no such files, 130 cancelled
     by Ctrl-C.
     """
-    from dovetail.documents.commands.document_runs import (
-        DocumentRuns,
-        Work,
-        beginning,
-        document,
-        ending,
-        going_on,
-    )
     from dovetail.handlers.builtin import load_registry
     from dovetail.telemetry.logs import show_logs
 
@@ -111,12 +151,10 @@ def process(
                 if runs.unfinished:
                     streams.complain(going_on(runs))  # which is not in the document
                 return
-            for line in ending(runs, reviews, typed_out(out)):
-                streams.say(line)
+            print_lines(ending(runs, reviews, typed_out(out)))
 
         if not as_json:
-            for line in beginning(runs, found):
-                streams.say(line)
+            print_lines(beginning(runs, found))
             sys.stdout.flush()
         return runs.run(print_end)
 
@@ -170,10 +208,6 @@ def stats(
     A document counts by how its run ended. Where that is not known yet, it is asked: on the
     server or Redis that is set, else in the file of runs.
     """
-    import asyncio
-
-    from dovetail.documents import metrics
-
     folder = folder_of(out)
     reviews = open_reviews(folder)
     rows = reviews.measurements()
@@ -183,29 +217,28 @@ def stats(
         except DovetailError as error:
             streams.complain(f"how these runs ended cannot be asked: {plain(str(error))}")
         rows = reviews.measurements()
-    measured = metrics.statistics_of(rows, target=target)
-    if as_json:
-        print_json({"out": str(folder), **measured.as_data()})
-        return
+    measured = statistics_of(rows, target=target)
+    data = {"out": str(folder), **measured.as_data()}
+    print_reply(data, lambda _: _statistics_lines(measured, folder, out), as_json=as_json)
+
+
+def _statistics_lines(measured: Statistics, folder: Path, out: str | None) -> Iterator[Line | str]:
     verdict, *more = measured.sentences()
     if not measured.documents and not measured.unfinished:
         processing = command("documents", "process", "PATH", *typed_out(out))
-        streams.say(f"{verdict}: {plain(str(folder))}")
-        streams.say([("process some with:  ", "dim"), (processing, "bold")])
+        yield f"{verdict}: {plain(str(folder))}"
+        yield [("process some with:  ", "dim"), (processing, "bold")]
         return
     style = "bold" if measured.met is None else "bold good" if measured.met else "bold wait"
-    streams.say([(verdict, style)])
-    for sentence in more:
-        streams.say(sentence)
+    yield [(verdict, style)]
+    yield from more
 
 
 async def settle_by_runs(settings: Settings, folder: Path, rows: Sequence[Measurement]) -> None:
     """Ask how the runs of these documents ended; a run that is not known here stays as it is.
 
-    Those that failed are asked, too: a retry may have succeeded since.
+    Failed runs are asked, too: a retry may have succeeded since.
     """
-    import asyncio
-
     async with open_reader(settings) as commands:
 
         async def settle_one(row: Measurement) -> None:
@@ -216,7 +249,7 @@ async def settle_by_runs(settings: Settings, folder: Path, rows: Sequence[Measur
             if run["finished_at"] is None:
                 return
             good = run["status"] == RunStatus.COMPLETED
-            if row.status == FAILED_STATUS and not good:
+            if row.status == MEASURED_FAILED and not good:
                 return
             ended_at = datetime.fromisoformat(run["finished_at"]).timestamp()
             await asyncio.to_thread(
@@ -225,3 +258,601 @@ async def settle_by_runs(settings: Settings, folder: Path, rows: Sequence[Measur
 
         for first in range(0, len(rows), RUNS_ASKED_AT_ONCE):
             await asyncio.gather(*map(settle_one, rows[first : first + RUNS_ASKED_AT_ONCE]))
+
+
+# --- documents in flight -----------------------------------------------------------------------
+
+COMPLETED, CACHED, FAILED, CANCELLED = "completed", "cached", "failed", "cancelled"
+_LISTED = (FAILED, CANCELLED, CACHED)
+RECENT = 200
+"""The speed is that of so many documents, the last ones."""
+_NAMED = 3
+"""Files at work that are named; the others are counted."""
+_LONGEST_NAME = 40
+
+
+class DocumentCounts(BatchCounts):
+    def __init__(self, total: int, at_work: Mapping[str, object]) -> None:
+        """`at_work` has the paths of files that are processed now, the one that has waited
+        longest first; it changes meanwhile."""
+        super().__init__(total)
+        self.counts = Counter(dict.fromkeys((COMPLETED, CACHED, FAILED, CANCELLED), 0))
+        self.calls_left = total
+        """How many of the remaining documents will call the model. It is an upper bound until each
+        of them was looked at."""
+        self.calls_per_second: float | None = None
+        """The rate limit, where there is something to limit."""
+        self.trouble = ""
+        """What keeps the one that has waited longest."""
+        self._at_work = at_work
+        self._ends: deque[float] = deque(maxlen=RECENT)
+        """When the last of them ended that were not done before."""
+
+    def add(self, status: str, *, before: bool = False) -> None:
+        super().add(status, before=before)
+        if not before:
+            self._ends.append(self.passed)
+
+    def line(self) -> Line:
+        done = self.done
+        words = [f"{done:,} of {self.total:,} done"]
+        words += [f"{self.counts[state]:,} {state}" for state in _LISTED if self.counts[state]]
+        speed = self._speed()
+        if speed is not None and done < self.total:
+            words += [f"{speed_words(speed)} ({speed * 3600:,.0f}/h)", self._estimate(speed)]
+        return [(", ".join(words), "")]
+
+    def picture(self) -> Sequence[Line]:
+        lines = [*super().picture()]
+        if names := self._names():
+            lines.append([(f"  {listed(names, _NAMED)}", "dim")])
+        if names and self.trouble:
+            lines.append([(f"  {self.trouble}", "wait")])
+        return lines
+
+    def standstill(self) -> Line:
+        words = bare(super().standstill())
+        if names := self._names():
+            words += f", at {listed(names, 1)}"
+        return [(f"{words}; {self.trouble}" if names and self.trouble else words, "")]
+
+    def _names(self) -> list[str]:
+        # Another thread takes files away while this one paints: a list of them is made at once.
+        return [clip(plain(Path(path).name), _LONGEST_NAME) for path in [*self._at_work]]
+
+    def summary(self) -> str:
+        order = (COMPLETED, CACHED, FAILED, CANCELLED)
+        words = [f"{self.counts[state]:,} {state}" for state in order if self.counts[state]]
+        return ", ".join(words) or "none done"
+
+    def _speed(self) -> float | None:
+        """Of the last ones: what was fast an hour ago says little about the rest."""
+        ends = self._ends
+        if len(ends) < MIN_RUNS_FOR_ESTIMATE:
+            return None
+        return (len(ends) - 1) / max(self.passed - ends[0], 0.001)
+
+    def _estimate(self, speed: float) -> str:
+        seconds = (self.total - self.done) / speed
+        if self.calls_per_second is not None:
+            allowed = self.calls_left / self.calls_per_second
+            if allowed > seconds:
+                return f"about {countdown(allowed)} left: {self.calls_per_second:g}/s are allowed"
+        return f"about {countdown(seconds)} left"
+
+
+EXTRACT = "extract"
+HANDLER = "documents.extract"
+MODULE = "dovetail.documents"
+MAX_ON_SERVER = 100
+"""Documents in flight where each that is waited for holds a connection."""
+MAX_QUEUED = 10_000
+"""Documents that were read ahead and wait for their run: they make the estimate better."""
+READ_AT_ONCE = 32
+CHECK_SECONDS = 2.0
+"""Between two checks of the rate limit and of the oldest run, for the view."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """The files to process, and how."""
+
+    files: Sequence[str]
+    out: Path
+    definition: Mapping[str, Any]
+    extractor: str
+    """Empty where only the workers know it."""
+    routed: bool
+    in_flight: int | None
+    """So many at once at most, if the command line says so."""
+
+    @property
+    def name(self) -> str:
+        return str(self.definition["name"])
+
+    @property
+    def tag(self) -> str | None:
+        """The rate limit of whatever asks the model."""
+        nodes = {node["id"]: node for node in self.definition["nodes"]}
+        tag = nodes[EXTRACT].get("resource_tag")
+        return None if tag is None else str(tag)
+
+    def params(self, document: SourceDocument) -> dict[str, str]:
+        return {
+            "document_id": document.id,
+            "file_path": document.path,
+            "out": str(self.out),
+            "sha256": document.sha256,
+            "extractor": self.extractor,
+        }
+
+
+@dataclass
+class DocumentOutcome:
+    """The outcome of one file."""
+
+    place: int
+    document: SourceDocument
+    state: str
+    run_id: str | None = None
+    found: Mapping[str, Any] = field(default_factory=dict)
+    """What was extracted, if it was; of a document that was done before, what is in its review."""
+    error: Mapping[str, Any] | None = None
+
+
+class Queued(NamedTuple):
+    place: int
+    document: SourceDocument
+    calls: bool
+    """Whether it will probably call the model."""
+
+
+class DocumentRuns:
+    def __init__(
+        self, settings: Settings, registry: Registry, work: Work, reviews: Reviews, *, quiet: bool
+    ) -> None:
+        self._settings = settings
+        self._registry = registry
+        self.work = work
+        self._reviews = reviews
+        self._quiet = quiet
+        self.shared = is_shared(settings)
+        self._at_work: dict[str, str | None] = {}
+        """The files that slots work on, and their runs once these are made."""
+        self._pool: RunPool | None = None
+        self._seen: set[str] = set()
+        """The contents that will be extracted: of a second file with the same no call is made."""
+        self._digest = sha256(repr(work.definition).encode()).hexdigest()
+        self.tally = DocumentCounts(len(work.files), self._at_work)
+        self.outcomes: list[DocumentOutcome] = []
+        self.asked: StopRequest | None = None
+
+    @property
+    def left(self) -> int:
+        """Files without an outcome."""
+        return self.tally.total - self.tally.done
+
+    @property
+    def unfinished(self) -> int:
+        return self.left + self.tally.counts[CANCELLED]
+
+    def run(self, on_end: Callable[[DocumentRuns], None]) -> int:
+        """Process them to the exit code; `on_end` is called when all is over."""
+
+        async def work(stopping: Stopping) -> int:
+            async with open_engine(self._settings, self._registry) as commands:
+                await self._drive(commands, stopping)
+                self.asked = stopping.asked
+            self.outcomes.sort(key=lambda outcome: outcome.place)
+            on_end(self)
+            if self.asked is not None and self.unfinished:
+                return self.asked.value
+            good = self.tally.counts[COMPLETED] + self.tally.counts[CACHED]
+            return 0 if good == self.tally.total else EXIT_FAILED
+
+        return run_interruptible(work, self._give_up, self._settings.drain_seconds)
+
+    # ── driving ──────────────────────────────────────────────────────────────────────────
+
+    async def _drive(self, commands: EngineApi, stopping: Stopping) -> None:
+        await commands.learn_handlers()
+        checked = commands.validate(self.work.definition)
+        await self._say_who_works(commands)
+        self._pool = pool = RunPool(commands, stopping)
+        window = min(self.tally.total, self.work.in_flight or self._most_in_flight())
+        queue: asyncio.Queue[Queued | None] = asyncio.Queue()
+        slots = [self._slot(commands, pool, checked, queue, stopping) for _ in range(window)]
+        looking = self._look_ahead(queue, window, stopping)
+        around = asyncio.create_task(self._look_around(commands))
+        try:
+            progress = None if self._quiet else progress_of(self.tally)
+            await pool.drive([looking, *slots], progress)
+        finally:
+            await cancel_tasks(around)
+
+    def _most_in_flight(self) -> int:
+        if self._settings.server is not None:
+            return MAX_ON_SERVER
+        return MAX_SHARED_RUNS if self.shared else RUNS_PER_SLOT * self._settings.concurrency
+
+    async def _look_ahead(
+        self, queue: asyncio.Queue[Queued | None], slots: int, stopping: Stopping
+    ) -> None:
+        """Look at each file before its turn: what is done needs none, and the estimate knows."""
+
+        def look_at(paths: Sequence[str]) -> list[SourceDocument]:
+            return [self._look(path) for path in paths if stopping.asked is None]
+
+        files = self.work.files
+        for first in range(0, len(files), READ_AT_ONCE):
+            # Not by a bounded queue: after a stop request no slot takes from it.
+            while queue.qsize() >= MAX_QUEUED and stopping.asked is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+            found = await asyncio.to_thread(look_at, files[first : first + READ_AT_ONCE])
+            if stopping.asked is not None:
+                break
+            for place, document in enumerate(found, first):
+                calls = self._calls_the_model(document)
+                self.tally.calls_left -= not calls
+                if self._is_settled(document):
+                    self._add(_done_before(place, document), before=True)
+                else:
+                    queue.put_nowait(Queued(place, document, calls))
+        for _ in range(slots):
+            queue.put_nowait(None)
+
+    def _look(self, path: str) -> SourceDocument:
+        return source_document(path, self.work.out, self._reviews, self.work.extractor)
+
+    def _calls_the_model(self, document: SourceDocument) -> bool:
+        calls = not document.is_known and document.sha256 not in self._seen
+        if calls and document.sha256:
+            self._seen.add(document.sha256)
+        return calls
+
+    def _is_settled(self, document: SourceDocument) -> bool:
+        """What is up for review without the conditions has not been through them."""
+        if document.review is None or not document.is_done:
+            return False
+        return not self.work.routed or document.review.status == "approved"
+
+    async def _slot(
+        self,
+        commands: EngineApi,
+        pool: RunPool,
+        checked: Checked,
+        queue: asyncio.Queue[Queued | None],
+        stopping: Stopping,
+    ) -> None:
+        while (entry := await queue.get()) is not None and stopping.asked is None:
+            self._at_work[entry.document.path] = None
+            try:
+                outcome = await self._process(commands, pool, checked, entry)
+            finally:
+                del self._at_work[entry.document.path]
+            if outcome is not None:
+                self.tally.calls_left -= entry.calls
+                self._add(outcome)
+
+    async def _process(
+        self, commands: EngineApi, pool: RunPool, checked: Checked, entry: Queued
+    ) -> DocumentOutcome | None:
+        """Its outcome; None if another process drives the run to its end."""
+        document = entry.document
+        if problem := name_problem(document.path):
+            return DocumentOutcome(entry.place, document, FAILED, error=problem)
+        for turn in count(1):
+            run_id, is_new = await self._trigger(commands, checked, document, turn)
+            if not is_new:
+                before = await commands.get_run(run_id, nodes=False)
+                if before["finished_at"] is not None and before["status"] == RunStatus.COMPLETED:
+                    # Again: another process may have done it since.
+                    again = await asyncio.to_thread(self._look, document.path)
+                    if again.is_done:
+                        return _done_before(entry.place, again)
+                    continue  # what it wrote is gone, or has been overwritten: once more
+                if before["finished_at"] is not None:
+                    with suppress(Conflict):  # another process does the same
+                        await commands.retry_run(run_id)
+            self._at_work[document.path] = run_id
+            run = await pool.follow(run_id, just_made=is_new)
+            if run is None:
+                return None
+            await asyncio.to_thread(self._count, document, run)
+            return _outcome(entry, run)
+        raise AssertionError("there is always another turn")
+
+    def _count(self, document: SourceDocument, run: Mapping[str, Any]) -> None:
+        """Settle the document by how its run ended. Where services process it, its folder may be
+        on another machine: nothing is made here then."""
+        if self.shared and self._reviews.measured(document.id, run["run_id"]) is None:
+            return
+        run_ended(self.work.params(document), run["run_id"], run["status"], count=False)
+
+    async def _trigger(
+        self, commands: EngineApi, checked: Checked, document: SourceDocument, turn: int
+    ) -> tuple[str, bool]:
+        """The run of this content, made now or by an earlier process."""
+        params = self.work.params(document)
+        known = [self._digest, *params.values(), str(turn)]
+        key = f"document-{sha256(chr(0).join(known).encode(errors='surrogateescape')).hexdigest()}"
+        try:
+            accepted = await commands.trigger(checked, params, idempotency_key=key)
+        except InvalidParams:
+            raise
+        except InvalidDefinition as error:
+            reasons = "; ".join(problem.message for problem in error.problems)
+            raise InvalidInput(
+                f"{drivers(self._settings)} cannot run this: {reasons}; "
+                f"its workers need --handlers {MODULE}"
+            ) from None
+        return accepted.run_id, accepted.created
+
+    def _add(self, outcome: DocumentOutcome, *, before: bool = False) -> None:
+        self.outcomes.append(outcome)
+        self.tally.add(outcome.state, before=before)
+
+    async def _look_around(self, commands: EngineApi) -> None:
+        """For the view only: errors here are reported by the slots themselves."""
+        while True:
+            if self.work.tag is not None:
+                limit = await commands.rate_limit(self.work.tag)
+                self.tally.calls_per_second = limit["rate_per_second"]
+            await asyncio.sleep(CHECK_SECONDS)
+            oldest = next(iter(self._at_work.values()), None)
+            run = None if oldest is None else await commands.get_run(oldest)
+            self.tally.trouble = "" if run is None else trouble_of(run)
+
+    # ── words ────────────────────────────────────────────────────────────────────────────
+
+    async def _say_who_works(self, commands: EngineApi) -> None:
+        served = await commands.served_handlers()
+        if served is None or HANDLER in served:
+            return
+        worker = f"dovetail worker --handlers {MODULE}"
+        streams.complain(
+            [
+                (f"no worker that is alive has {HANDLER}; start one with:  ", "wait"),
+                (worker, "bold"),
+                ("      it must see the same paths", "dim"),
+            ]
+        )
+
+    def _give_up(self, asked: StopRequest) -> None:
+        """In another thread, because this one is stuck."""
+        cancels = asked.cancels and not self.shared
+        flying = [] if self._pool is None else list(self._pool.in_flight)
+        if cancels and cancel_from_thread(self._settings, flying):
+            words = "CANCELLED, without waiting for what still runs; go on with:  "
+        else:
+            words = "handed back as it was; go on with:  "
+        os.write(2, f"{words}{typed_again()}\n".encode())
+
+
+def trouble_of(run: Mapping[str, Any]) -> str:
+    """What is tried again, and why."""
+    for node in run["nodes"]:
+        if node["error"] is not None and node["status"] in _TRIED_AGAIN:
+            words = clip(plain(error_words(node["id"], node["error"])), _LONGEST_TROUBLE)
+            return f"{node['id']} is tried again: {words}"
+    return ""
+
+
+_TRIED_AGAIN = (NodeStatus.QUEUED, NodeStatus.RUNNING)
+_LONGEST_TROUBLE = 120
+
+
+def _done_before(place: int, document: SourceDocument) -> DocumentOutcome:
+    review = document.review
+    assert review is not None  # noqa: S101
+    found = {**review.fields, "confidence": review.confidence}
+    return DocumentOutcome(place, document, CACHED, found=_shown_result(found))
+
+
+def _outcome(entry: Queued, run: Mapping[str, Any]) -> DocumentOutcome:
+    (extract,) = (node for node in run["nodes"] if node["id"] == EXTRACT)
+    found = extract["output"] or {}
+    state = _STATES[run["status"]]
+    # Another run extracted this content first, or extracted it while this one waited.
+    if state == COMPLETED and found.get("run_id", run["run_id"]) != run["run_id"]:
+        state = CACHED
+    error = run["error"] if state == FAILED else None
+    return DocumentOutcome(
+        entry.place, entry.document, state, run["run_id"], _shown_result(found), error
+    )
+
+
+_STATES = {
+    RunStatus.COMPLETED.value: COMPLETED,
+    RunStatus.FAILED.value: FAILED,
+    RunStatus.CANCELLED.value: CANCELLED,
+}
+SHOWN = ("type", "vendor", "date", "currency", "total", "confidence")
+
+
+def _shown_result(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Only what is printed at the end: there may be a hundred thousand documents."""
+    return {name: found.get(name) for name in SHOWN} if found else {}
+
+
+MAX_ROWS = 25
+MAX_FAILURES = 20
+_LONGEST_ERROR = 300
+_GOOD = (COMPLETED, CACHED)
+
+
+def beginning(runs: DocumentRuns, found: Findings) -> Iterator[Line]:
+    """What is about to happen, and what will not."""
+    work = runs.work
+    by = f", by {plain(work.extractor)}" if work.extractor else ""
+    documents = counted(len(work.files), "document")
+    into = plain(_shown_path(work.out))
+    yield [("RUNNING", "bold"), (f" {work.name}, {documents} into {into}{by}", "")]
+    if found.images:
+        images = counted(found.images, "image")
+        yield [(f"{images} left out: reading them needs tesseract, which is not here", "wait")]
+    if found.others:
+        files = counted(found.others, "file")
+        yield [(f"{files} of other kinds left out; one that is named itself is taken", "dim")]
+
+
+def ending(runs: DocumentRuns, reviews: Reviews, out: Sequence[str]) -> Iterator[Line]:
+    """What became of them. `out` are the words that lead other commands to the same folder."""
+    good = [outcome for outcome in runs.outcomes if outcome.state in _GOOD]
+    shown = good[:MAX_ROWS]
+    kept = {outcome.document.id: reviews.get(outcome.document.id) for outcome in shown}
+    if shown:
+        rows = [_row(outcome, kept[outcome.document.id]) for outcome in shown]
+        yield from headed(HEAD, rows)
+    if len(good) > len(shown):
+        listing = _reviews_command("list", *out)
+        yield [(f"and {len(good) - len(shown):,} more:  {listing}", "dim")]
+    for outcome in shown:
+        yield from _warnings(outcome, kept[outcome.document.id])
+    yield from _failures(runs)
+    yield _verdict(runs)
+    if good:
+        folder = plain(_shown_path(runs.work.out))
+        yield [("written to:  ", "dim"), (f"{folder}/json, {folder}/parquet", "")]
+    yield from _next(runs, reviews, shown, out)
+
+
+def document(runs: DocumentRuns, reviews: Reviews) -> dict[str, Any]:
+    """The same as data, with every document."""
+    counts = {state: runs.tally.counts[state] for state in (*_GOOD, FAILED, CANCELLED)}
+    return {
+        "workflow": runs.work.name,
+        "out": str(runs.work.out),
+        "extractor": runs.work.extractor or None,
+        "count": runs.tally.total,
+        "counts": counts,
+        "left": runs.left,
+        "seconds": round(runs.tally.passed, 3),
+        "documents": [
+            _described(outcome, reviews.get(outcome.document.id)) for outcome in runs.outcomes
+        ],
+    }
+
+
+def _row(outcome: DocumentOutcome, review: Review | None) -> Line:
+    found = outcome.found
+    state = outcome.state
+    if review is not None:
+        # As people have corrected it, if they have.
+        found = {**review.fields, "confidence": review.confidence}
+        state = f"{review.status}, {CACHED}" if state == CACHED else review.status
+    return document_row(Path(outcome.document.path).name, found, state)
+
+
+def _described(outcome: DocumentOutcome, review: Review | None) -> dict[str, Any]:
+    described = {
+        "document_id": outcome.document.id,
+        # Bytes that are no text are escaped.
+        "file_path": os.fsencode(outcome.document.path).decode(errors="backslashreplace"),
+        "sha256": outcome.document.sha256 or None,
+        "state": outcome.state,
+        "run_id": outcome.run_id,
+        **outcome.found,
+        "error": outcome.error,
+        "review": None,
+        "json_path": None,
+        "parquet_path": None,
+    }
+    if review is not None and outcome.state in _GOOD:
+        described |= {
+            "review": review.status,
+            "json_path": review.json_path,
+            "parquet_path": review.parquet_path,
+        }
+    return described
+
+
+def _warnings(outcome: DocumentOutcome, review: Review | None) -> Iterator[Line]:
+    for warning in warnings_in(kept_of(review.json_path)) if review is not None else ():
+        name = plain(Path(outcome.document.path).name)
+        yield [("! ", "wait"), (name, "bold"), (f"  {warning}", "wait")]
+
+
+def _failures(runs: DocumentRuns) -> Iterator[Line]:
+    failed = [outcome for outcome in runs.outcomes if outcome.state == FAILED]
+    for outcome in failed[:MAX_FAILURES]:
+        error = outcome.error or {}
+        words = error_words(str(error.get("node", "")), error)
+        yield [
+            ("✗ ", "bad"),
+            (plain(Path(outcome.document.path).name), "bold"),
+            (f"  {clip(plain(words), _LONGEST_ERROR)}", "bad"),
+        ]
+    if len(failed) > MAX_FAILURES:
+        listing = command("runs", "list", "--workflow", runs.work.name, "--status", "FAILED")
+        yield [(f"and {len(failed) - MAX_FAILURES:,} more failed:  {listing}", "dim")]
+
+
+def _verdict(runs: DocumentRuns) -> Line:
+    tally = runs.tally
+    status = "FAILED" if tally.counts[FAILED] else "COMPLETED"
+    if runs.unfinished:
+        goes_on = runs.asked is StopRequest.HAND_BACK or runs.shared
+        status = "RUNNING" if goes_on else "CANCELLED"
+    words = tally.summary() + (f", {runs.left:,} left" if runs.left else "")
+    documents = counted(tally.total, "document")
+    return [status_piece(status), (f" {documents} in {duration(tally.passed)}: {words}", "")]
+
+
+def _next(
+    runs: DocumentRuns, reviews: Reviews, shown: Sequence[DocumentOutcome], out: Sequence[str]
+) -> Iterator[Line]:
+    if runs.unfinished:
+        yield going_on(runs)
+        return
+    tally = runs.tally
+    if tally.counts[FAILED]:
+        yield [
+            ("fix it, then:  ", "dim"),
+            (typed_again(), "bold"),
+            (f"      tries {tally.counts[FAILED]:,} again", "dim"),
+        ]
+    if not shown:
+        return
+    doubtful = min(shown, key=lambda outcome: outcome.found.get("confidence") or 0.0)
+    name = _short_id(doubtful.document.id, reviews)
+    proposals = (
+        ("next:", ("show", name), "what was found" if _is_sure(doubtful) else "the least sure"),
+        ("", ("correct", name, "total=12.50"), "put right, for good"),
+        ("", ("list", "--status", "pending"), "to be approved"),
+    )
+    rows: list[Line] = [
+        [(head, "dim"), (_reviews_command(*words, *out), "bold"), (why, "dim")]
+        for head, words, why in proposals
+    ]
+    yield from table(rows)
+
+
+def going_on(runs: DocumentRuns) -> Line:
+    """How to continue with the files without an outcome."""
+    again = "go on with:  "
+    if runs.shared:
+        again = "what was made goes on without this view; the rest with:  "
+    elif runs.asked is StopRequest.HAND_BACK:
+        again = "handed back; go on with:  "
+    return [(again, "dim"), (typed_again(), "bold")]
+
+
+def _short_id(name: str, reviews: Reviews) -> str:
+    """Without the digits at its end, where that is enough."""
+    stem = name.rpartition("-")[0]
+    return stem if len(reviews.list(prefix=stem, limit=2)) == 1 else name
+
+
+def _reviews_command(*words: str) -> str:
+    return command("documents", "reviews", *words, placed=False)
+
+
+def _is_sure(outcome: DocumentOutcome) -> bool:
+    return (outcome.found.get("confidence") or 0.0) >= SURE
+
+
+def _shown_path(folder: Path) -> str:
+    """Relative to where we are, if it is below."""
+    here = Path.cwd()
+    return str(folder.relative_to(here)) if folder.is_relative_to(here) else str(folder)

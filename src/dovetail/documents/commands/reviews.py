@@ -13,9 +13,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from dovetail.cli import output as streams
-from dovetail.cli.failures import InvalidInput
 from dovetail.cli.options import AsJson, declarations
-from dovetail.cli.output import print_json
+from dovetail.cli.output import InvalidInput, headed, print_json, print_lines, print_reply
 from dovetail.cli.summary import command
 from dovetail.cli.text import Line, Piece, clip, plain, table
 from dovetail.core.errors import Conflict, NotFound, PermanentError
@@ -53,9 +52,8 @@ def list_reviews(
     if not items:
         streams.say(_nothing(out, status))
         return
-    rows = [document_row(review.document_id, _found(review), review.status) for review in items]
-    for line in table([HEAD, *rows], streams.room()):
-        streams.say(line)
+    rows = (document_row(review.document_id, _found(review), review.status) for review in items)
+    print_lines(headed(HEAD, rows))
     if more:
         streams.say([(f"more:  --after {plain(items[-1].document_id)}", "dim")])
 
@@ -64,12 +62,8 @@ def list_reviews(
 def show(document: Document, out: Out = None, as_json: AsJson = False) -> None:
     """Show all that was found in a document, and how sure that is."""
     review = _chosen(open_reviews(folder_of(out)), document)
-    if as_json:
-        print_json(review.as_dict())
-        return
-    for line in _lines(review):
-        streams.say(line)
-    if review.status == PENDING:
+    _print(review, as_json=as_json)
+    if not as_json and review.status == PENDING:
         words = command("documents", "reviews", "approve", review.document_id, *typed_out(out))
         streams.say([("if that is right:  ", "dim"), (words, "bold")])
 
@@ -105,11 +99,11 @@ def _decide(
 ) -> None:
     reviews = open_reviews(folder_of(out))
     review = decision(reviews, _chosen(reviews, given).document_id)
-    if as_json:
-        print_json(review.as_dict())
-        return
-    for line in _lines(review):
-        streams.say(line)
+    _print(review, as_json=as_json)
+
+
+def _print(review: Review, *, as_json: bool) -> None:
+    print_reply(review.as_dict(), lambda _: _lines(review), as_json=as_json)
 
 
 def _who(by: str | None) -> str:
@@ -244,9 +238,7 @@ LONGEST = 36
 _LONGEST_WARNING = 200
 SURE = 0.8
 """What is below it is worth a look, and is shown so."""
-HEAD: Line = [
-    (name, "dim") for name in ("DOCUMENT", "TYPE", "VENDOR", "DATE", "TOTAL", "CONFIDENCE", "STATE")
-]
+HEAD = ("DOCUMENT", "TYPE", "VENDOR", "DATE", "TOTAL", "CONFIDENCE", "STATE")
 
 
 def document_row(name: str, found: Mapping[str, Any], state: str) -> Line:

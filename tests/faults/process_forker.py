@@ -1,9 +1,9 @@
 """Real processes in a few milliseconds each: one that has imported everything forks the others.
 
 A test that kills a process eighty times cannot wait half a second for each to import Dovetail.
-As a module it is what a test uses; as a script, `nursery.py JOBS.py`, it is the process that
+As a module it is what a test uses; as a script, `process_forker.py JOBS.py`, it is the process that
 forks. A job is a function of the file JOBS.py, called with what the test gives; what it prints
-is what the test reads. What it must not know: what a job does.
+is what the test reads.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ PATIENCE = 40
 class Child:
     """A process that does a job."""
 
-    def __init__(self, nursery: Nursery, pid: int, told: Path) -> None:
-        self._nursery = nursery
-        self._told = told
+    def __init__(self, forker: ProcessForker, pid: int, reported: Path) -> None:
+        self._forker = forker
+        self._reported = reported
         self._code: int | None = None
         self.pid = pid
 
     def wait(self) -> int:
         """Its exit code; -9 if it was killed."""
         if self._code is None:
-            self._code = int(self._nursery.ask({"wait": self.pid}))
+            self._code = int(self._forker.ask({"wait": self.pid}))
         return self._code
 
     def signal(self, number: int) -> None:
@@ -54,32 +54,32 @@ class Child:
 
     @property
     def output(self) -> str:
-        return self._told.read_text()
+        return self._reported.read_text()
 
     @property
     def errors(self) -> str:
-        return self._told.with_suffix(".err").read_text()
+        return self._reported.with_suffix(".err").read_text()
 
-    def told(self) -> list[Any]:
-        """Everything that it has told so far."""
-        return [json.loads(line) for line in self._told.read_text().splitlines(keepends=True)]
+    def reported(self) -> list[Any]:
+        """Everything that it has printed so far."""
+        return [json.loads(line) for line in self._reported.read_text().splitlines(keepends=True)]
 
     def hear(self, count: int = 1) -> Any:
-        """Wait until it has told so many things; the last of them."""
+        """Wait until it has printed so many lines; the last of them."""
         give_up = time.monotonic() + PATIENCE
-        while self._told.read_bytes().count(b"\n") < count:
+        while self._reported.read_bytes().count(b"\n") < count:
             assert time.monotonic() < give_up, f"in vain: {self.errors or 'it says nothing'}"
             time.sleep(0.002)
-        return self.told()[count - 1]
+        return self.reported()[count - 1]
 
     def done(self) -> Any:
         """The last thing that it tells, once it has ended well."""
         code = self.wait()
         assert code == 0, f"exit code {code}: {self.errors}"
-        return self.told()[-1]
+        return self.reported()[-1]
 
 
-class Nursery:
+class ProcessForker:
     """Use `with`; every process that it started has ended when it is left."""
 
     def __init__(self, jobs: Path, folder: Path) -> None:
@@ -88,7 +88,7 @@ class Nursery:
         self._children: list[Child] = []
         self._numbers = count(1)
 
-    def __enter__(self) -> Nursery:
+    def __enter__(self) -> ProcessForker:
         self._process = subprocess.Popen(
             [sys.executable, __file__, str(self._jobs)],
             stdin=subprocess.PIPE,
@@ -109,9 +109,9 @@ class Nursery:
         self._children.clear()
 
     def start(self, job: str, **given: Any) -> Child:
-        told = self._folder / f"{next(self._numbers)}.out"
-        pid = self.ask({"start": job, "given": given, "told": str(told)})
-        child = Child(self, pid, told)
+        reported = self._folder / f"{next(self._numbers)}.out"
+        pid = self.ask({"start": job, "given": given, "reported": str(reported)})
+        child = Child(self, pid, reported)
         self._children.append(child)
         return child
 
@@ -138,21 +138,21 @@ def serve(jobs: ModuleType) -> None:
             _, status = os.waitpid(order["wait"], 0)
             tell(os.waitstatus_to_exitcode(status))
             continue
-        told = Path(order["told"])
-        told.touch()
-        told.with_suffix(".err").touch()
+        reported = Path(order["reported"])
+        reported.touch()
+        reported.with_suffix(".err").touch()
         pid = os.fork()
         if not pid:
-            _do(getattr(jobs, order["start"]), order["given"], told)
+            _do(getattr(jobs, order["start"]), order["given"], reported)
         tell(pid)
 
 
-def _do(job: Callable[..., Any], given: dict[str, Any], told: Path) -> None:
+def _do(job: Callable[..., Any], given: dict[str, Any], reported: Path) -> None:
     """In the new process, which never returns from here."""
     code = 1
     try:
         signal.alarm(PATIENCE)
-        for stream, path in ((1, told), (2, told.with_suffix(".err"))):
+        for stream, path in ((1, reported), (2, reported.with_suffix(".err"))):
             os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), stream)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         work = job(**given)

@@ -49,8 +49,8 @@ async def needs(config, ctx):
 
 
 @dataclass
-class Hands:
-    """Whoever does the work on these stores."""
+class ServiceProcesses:
+    """The services that work on these stores."""
 
     folder: Path
     redis_url: str
@@ -92,14 +92,14 @@ class Hands:
 
 
 @contextmanager
-def at_work(folder: Path, redis_url: str, database_url: str | None) -> Iterator[Hands]:
-    hands = Hands(folder, redis_url, database_url)
-    hands.start("orchestrator")
-    hands.start("worker", "--handlers", "mine.py")
+def at_work(folder: Path, redis_url: str, database_url: str | None) -> Iterator[ServiceProcesses]:
+    services = ServiceProcesses(folder, redis_url, database_url)
+    services.start("orchestrator")
+    services.start("worker", "--handlers", "mine.py")
     try:
-        hands.wait_for_worker()
-        yield hands
+        services.wait_for_worker()
+        yield services
     finally:
-        for process in hands.started:
+        for process in services.started:
             process.kill()
             process.wait()

@@ -1,7 +1,7 @@
-"""What was begun by somebody who is dead, and who goes on with it: the stage of both suites.
+"""What was begun by a dead process, and how another goes on with it: the stage of both suites.
 
-Nobody is killed: what the dead one had done is done by hand, what it had not is left undone, and
-another one's duties are called. So each point is met exactly, every time; that processes really
+No process is killed: what the dead one had done is done by hand, what it had not is left undone,
+and another one's duties are called. So each point is met exactly, every time; that processes really
 die is for the fault tests.
 """
 
@@ -27,7 +27,7 @@ FLOW = graph({"a": [], "b": ["a"], "c": ["a", "b"]}, a={"max_retries": 1})
 CONDITIONAL = graph({"a": [], "b": ["a"]}, b={"condition": "{{ a == 1 }}"})
 
 
-class Stage:
+class InterruptedRun:
     """A run, what the dead one still does to it, and who goes on."""
 
     def __init__(self, parts: ServiceParts) -> None:
@@ -71,7 +71,7 @@ class Stage:
         }
 
     async def is_forgotten(self) -> None:
-        """Nobody has heard of the run for long: the next sweep looks after it."""
+        """The run was silent for long: the next sweep looks after it."""
         await self.parts.pipe.call("ZADD", ACTIVE, LONG_AGO, "r")
         await self.living.sweep()
 
@@ -80,7 +80,7 @@ class Stage:
         while not (run := await self.store.load("r")).finished:
             await self.living.wake_due()
             tasks = await self.tasks()
-            assert tasks, f"nobody knows how to go on: {run.snapshot()}"
+            assert tasks, f"no process knows how to go on: {run.snapshot()}"
             for task in tasks:
                 now = self.parts.clock()
                 if (await self.store.claim([task], "w", now + 60, now)) == [True]:
