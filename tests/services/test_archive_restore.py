@@ -19,8 +19,8 @@ from dovetail.engine.distributed.publisher import Publisher
 from dovetail.redis_client.pipelined import PipelinedRedis
 from dovetail.stores.redis import archive as redis_snapshots
 from dovetail.stores.redis.archive import RedisSnapshots
+from dovetail.stores.redis.codec import keys_of
 from dovetail.stores.redis.limits import RedisLimits
-from dovetail.stores.redis.store import keys_of
 from dovetail.wiring.distributed import ARCHIVE, commanding
 
 from ..contracts.stores import read

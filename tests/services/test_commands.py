@@ -21,7 +21,7 @@ from dovetail.engine.commands import Commands
 from dovetail.engine.distributed.orchestrator import DistributedOrchestrator
 from dovetail.engine.ports import RunQuery
 from dovetail.redis_client.pipelined import PipelinedRedis, RedisError
-from dovetail.stores.redis.store import keys_of
+from dovetail.stores.redis.codec import keys_of
 from dovetail.wiring.distributed import ARCHIVE, commanding
 
 from ..servers.server import free_port

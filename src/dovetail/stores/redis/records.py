@@ -50,7 +50,7 @@ from dovetail.stores.records import (
     workflow_item,
 )
 from dovetail.stores.redis.accepted import RedisAcceptedRuns
-from dovetail.stores.redis.codec import event_of, run_error, source
+from dovetail.stores.redis.codec import event_of, keys_of, run_error, source
 from dovetail.stores.redis.definitions import definition, definition_key, stored_graph
 from dovetail.stores.redis.limits import RedisLimits
 from dovetail.stores.redis.run_index import (
@@ -72,7 +72,6 @@ from dovetail.stores.redis.run_index import (
     workflow_key,
 )
 from dovetail.stores.redis.scope import RedisOutputs
-from dovetail.stores.redis.store import keys_of
 
 MAX_CHECKED = 1000
 RETENTION_SECONDS = 7 * 86400.0
