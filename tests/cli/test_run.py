@@ -92,10 +92,11 @@ nodes:
     done = shell("run", "flow.yaml")
     assert done.code == 1
     lines = without_times(done.out).splitlines()
-    assert lines[-4].startswith("  end: missing_value: ")
-    assert lines[-3:] == [
-        "a wrong definition: correct the file and run it again; a retry would use the stored one",
+    assert lines[-5].startswith("  end: missing_value: ")
+    assert lines[-4:] == [
+        "a wrong definition: correct the file and fork the run, as below; a retry uses the old one",
         "a wrong handler or service: correct it and retry the run, as below",
+        "fix flow.yaml, then:  dovetail runs fork RUN --definition flow.yaml",
         "fix it, then:  dovetail runs retry RUN      reruns 1, reuses 1",
     ]
 

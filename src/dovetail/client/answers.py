@@ -92,6 +92,8 @@ class Run(_Answer):
     duration: float | None
     error: dict[str, Any] | None
     result: Any
+    forked_from: str | None
+    """The run that it is a fork of. A run of a list has none here."""
     _nodes: dict[str, RunNode] | None
     warnings: list[dict[str, Any]]
 
@@ -100,7 +102,7 @@ class Run(_Answer):
         nodes = None
         if "nodes" in fields:
             nodes = {node["id"]: RunNode.from_api(node) for node in fields["nodes"]}
-        return super().from_api({"warnings": [], **fields, "_nodes": nodes})
+        return super().from_api({"warnings": [], "forked_from": None, **fields, "_nodes": nodes})
 
     @property
     def nodes(self) -> dict[str, RunNode]:
@@ -122,7 +124,10 @@ class Run(_Answer):
         nodes = view.pop("_nodes")
         if not self.warnings:
             del view["warnings"]
-        return view if nodes is None else {**view, "nodes": [n.to_dict() for n in nodes.values()]}
+        if nodes is None:
+            del view["forked_from"]
+            return view
+        return {**view, "nodes": [n.to_dict() for n in nodes.values()]}
 
     def __repr__(self) -> str:
         return self._shown("run_id", "workflow", "version", "status", "epoch", "duration", "error")
