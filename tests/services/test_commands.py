@@ -136,6 +136,7 @@ async def test_a_run_is_created_executed_and_read(commands: Commands) -> None:
     short = await commands.get_run(run_id, nodes=False)
     whole = await commands.get_run(run_id)
     assert whole.pop("nodes")[1]["output"] == "hello 3"
+    assert whole.pop("forked_from") is None
     assert short == whole
     (listed,) = (await commands.list_runs(RunQuery(workflow="read")))["items"]
     assert listed == short
