@@ -156,7 +156,7 @@ def test_the_json_output_is_one_document_on_stdout(shell: Shell) -> None:
     run = json.loads(done.out)
     assert set(run) == {
         *("run_id", "workflow", "version", "status", "epoch", "params", "created_at"),
-        *("started_at", "finished_at", "duration", "error", "result", "nodes"),
+        *("started_at", "finished_at", "duration", "error", "result", "forked_from", "nodes"),
     }
     assert run["status"] == "FAILED"
     assert run["error"]["node"] == "save_parquet"
