@@ -90,9 +90,16 @@ RUNS: dict[str, Expected] = {
                 "usage": {"prompt_tokens": 6, "completion_tokens": 11, "total_tokens": 17},
                 "mock": True,
             },
+            "price_stock": {
+                "text": f"{MOCK} 5 words: Price the stock at 1.0.",
+                "model": "mock",
+                "usage": {"prompt_tokens": 5, "completion_tokens": 10, "total_tokens": 15},
+                "mock": True,
+            },
             "invoice": None,
         },
         {
+            "exchange_rate": "FAILED",
             "import_orders": "FAILED after 3 attempts",
             "match_orders": "SKIPPED dependency_failed import_orders",
             "invoice": "SKIPPED dependency_failed import_orders",

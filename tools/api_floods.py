@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -36,10 +36,8 @@ SETTLE_SECONDS = 2.0
 """Until all that came together was answered, or stands. Others are measured meanwhile, too."""
 IDLE, STREAMS, BODIES = 900, 1000, 150
 BODY_BYTES = 900_000
-RISING = 2.0
-"""Seconds that anything may take while a thousand requests arrive together."""
 LIMITS = {"trigger": 1.0, "alive": 0.1, "small body": 4.0, "large body": 4.0}
-"""Seconds that each may take, in every flood; of a hundred one may be late."""
+"""Seconds that each may take, in every flood and while it arrives; of a hundred one may be late."""
 PAUSE = {"trigger": 0.1, "alive": 0.05, "small body": 0.25, "large body": 0.5}
 TOKENS = "writer-token,reader-token:read"
 
@@ -178,11 +176,7 @@ async def measured(address: Address, seconds: float) -> dict[str, list[tuple[int
     return found
 
 
-def reported(
-    found: dict[str, list[tuple[int, float]]],
-    say: Callable[[str], None],
-    limits: Mapping[str, float] = LIMITS,
-) -> bool:
+def reported(found: dict[str, list[tuple[int, float]]], say: Callable[[str], None]) -> bool:
     """Prints the figures; whether all of them are as promised."""
     fine = True
     for what, answers in found.items():
@@ -191,12 +185,12 @@ def reported(
         late = times[min(len(times) - 1, int(0.99 * len(times)))]
         if len(times) >= 50:  # of fewer, none may be late
             late = min(late, times[-2])
-        good = late <= limits[what] and not wrong
+        good = late <= LIMITS[what] and not wrong
         fine = fine and good
         refused = "".join(f"  {many} × {status or 'no answer'}" for status, many in wrong.items())
         say(
             f"    {what:10} {len(times):4} ×  p50 {times[len(times) // 2] * 1000:6.0f} ms  worst "
-            f"{times[-1] * 1000:6.0f} ms  of {limits[what] * 1000:g} ms{refused}"
+            f"{times[-1] * 1000:6.0f} ms  of {LIMITS[what] * 1000:g} ms{refused}"
             f"{'' if good else '  MISSED'}"
         )
     return fine
@@ -256,8 +250,7 @@ def _all(server: Server, say: Callable[[str], None], seconds: float) -> bool:
                 say(f"  the flood of {kind} did not rise within {RISE_SECONDS:g} s")
                 return False
             say(f"  {MEANS[kind]}, while they come")
-            rising = {what: max(RISING, limit) for what, limit in LIMITS.items()}
-            fine = reported(asyncio.run(measured(address, SETTLE_SECONDS)), say, rising) and fine
+            fine = reported(asyncio.run(measured(address, SETTLE_SECONDS)), say) and fine
             say(f"  {MEANS[kind]}")
             fine = reported(asyncio.run(measured(address, seconds)), say) and fine
         finally:

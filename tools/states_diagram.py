@@ -17,7 +17,7 @@ N, R = NodeStatus, RunStatus
 Words = dict[tuple[StrEnum, StrEnum], str]
 
 NODE: Words = {
-    (N.PENDING, N.QUEUED): "every parent is done, and at least one completed",
+    (N.PENDING, N.QUEUED): "every parent is done, and one completed or was allowed to fail",
     (N.PENDING, N.SKIPPED): "condition false, all parents skipped, or a parent failed (continue)",
     (N.PENDING, N.CANCELLED): "run cancelled, or failed elsewhere (fail_fast)",
     (N.PENDING, N.FAILED): "a parent failed (fail_fast), or the condition cannot be evaluated",
@@ -34,9 +34,12 @@ NODE: Words = {
 RUN: Words = {
     (R.PENDING, R.RUNNING): "its first nodes are queued",
     (R.PENDING, R.CANCELLED): "cancelled before it began",
-    (R.RUNNING, R.COMPLETED): "every node COMPLETED or SKIPPED",
-    (R.RUNNING, R.FAILED): "a node FAILED: at once (fail_fast) or at the end (continue)",
-    (R.RUNNING, R.CANCELLED): "cancelled, and no node had failed",
+    (R.RUNNING, R.COMPLETED): "every node COMPLETED, SKIPPED or allowed to fail",
+    (
+        R.RUNNING,
+        R.FAILED,
+    ): "a node FAILED (not allowed): at once (fail_fast), or at the end (continue)",
+    (R.RUNNING, R.CANCELLED): "cancelled, and no node had failed (or it was allowed to)",
 }
 
 HEAD = """\

@@ -26,7 +26,7 @@ from dovetail.core.states import NodeStatus, Reason, RunStatus
 from dovetail.core.templates import Scope, compile_config
 from dovetail.core.transitions import Submit
 from dovetail.engine.limits import DEFAULT_BURST, DEFAULT_RATE, LocalLimits, TokenBucket
-from dovetail.engine.ports import Calls, Report, Task
+from dovetail.engine.ports import Calls, OnLines, Report, Task
 from dovetail.engine.views import event_view
 from dovetail.handlers.failure import describe
 from dovetail.wiring.embedded import LocalEngine
@@ -54,6 +54,7 @@ class _Step:
     max_retries: int
     timeout_seconds: float
     retry: RetryPolicy
+    allow_failure: bool
     is_async: bool
 
 
@@ -90,8 +91,13 @@ class WorkflowDAG:
         max_retries: int = 0,
         timeout_seconds: float = 300.0,
         retry: RetryPolicy = DEFAULT_RETRY,
+        allow_failure: bool = False,
     ) -> WorkflowDAG:
-        """Add a step `fn(ctx)`, async or plain. Returns the graph, so that calls can chain."""
+        """Add a step `fn(ctx)`, async or plain. Returns the graph, so that calls can chain.
+
+        With `allow_failure` the steps after it run even if it fails, and the workflow does not
+        fail by it.
+        """
         if not isinstance(step_id, str) or not step_id:
             raise ValueError(f"a step's id is a non-empty string, not {step_id!r}")
         if not callable(fn):
@@ -118,6 +124,7 @@ class WorkflowDAG:
                 max_retries,
                 timeout_seconds,
                 retry,
+                allow_failure,
                 is_async=_is_async(fn),
             )
         )
@@ -203,6 +210,7 @@ class WorkflowDAG:
                 cache_ttl=None,
                 resource_tag=step.resource_tag,
                 at_most_once=False,
+                allow_failure=step.allow_failure,
             )
             for i, step in enumerate(self._steps)
         )
@@ -238,8 +246,9 @@ class WorkflowResult:
             if node.status is COMPLETED
         }
         self.completed = len(self.outputs)
-        self.failed = run.failed
-        self.skipped = len(run.nodes) - self.completed - run.failed - run.cancelled
+        self.failed = sum(node.status is FAILED for node in run.nodes)
+        """With the failures that are allowed; `status` and `error` do not count these."""
+        self.skipped = len(run.nodes) - self.completed - self.failed - run.cancelled
         self.duration = run.finished_at - run.started_at
         self.error: dict[str, Any] | None = run.error
         """The first error, or None: `type`, `message` and the step as `node`."""
@@ -437,7 +446,7 @@ class _StepCalls:
     def __init__(self, steps: dict[str, _StepCall]) -> None:
         self._steps = steps
 
-    def open(self, task: Task, report: Report) -> _StepCall:
+    def open(self, task: Task, report: Report, on_lines: OnLines) -> _StepCall:
         return self._steps[task.node_id]
 
 
@@ -445,6 +454,7 @@ class _StepCall:
     """Calls one step; the run comes with the task."""
 
     __slots__ = ("_fn", "_id", "is_async")
+    is_logged = False
 
     def __init__(self, step: _Step) -> None:
         self._id = step.id
@@ -456,6 +466,12 @@ class _StepCall:
 
     def cancel(self) -> None:
         """A step has no cancel event: an async step is cancelled, a thread runs on."""
+
+    def warn(self, message: str) -> None:
+        """A step has no log: what it prints is printed."""
+
+    def end_log(self) -> None:
+        """There is none."""
 
     def seal(self, task: Task, output: Any) -> Any:
         task.params["step_outputs"][self._id] = output  # type: ignore[index]

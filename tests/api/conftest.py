@@ -26,6 +26,7 @@ import jsonschema_rs
 import pytest
 from starlette.routing import compile_path
 
+from ..log_text import without_attempts
 from ..servers.postgres_server import PostgresServer
 from ..servers.redis_server import RedisServer
 
@@ -128,7 +129,7 @@ class Server:
             code = self.process.wait(SECONDS)
         finally:
             self.close()
-        assert "Traceback" not in self.log.read_text(), self.log.read_text()
+        assert "Traceback" not in without_attempts(self.log.read_text()), self.log.read_text()
         return code
 
     def close(self) -> None:

@@ -315,6 +315,27 @@ def test_a_retry_reruns_the_nodes_that_did_not_complete(
     assert api("POST", f"/runs/{run_id}/retry", json={"form": "b"}).status_code == 422
 
 
+def test_a_retry_of_a_run_that_completed_with_allowed_failures_needs_from(
+    api: Api, name: str
+) -> None:
+    api.register(
+        flow(name, node("a", "fail", allow_failure=True), node("b", "output", "a"), node("c"))
+    )
+    run_id = api.post(f"/workflows/{name}/runs")["run_id"]
+    run = api.finished(run_id)
+    assert (run["status"], run["error"]) == ("COMPLETED", None)
+    assert [one["status"] for one in run["nodes"]] == ["FAILED", "COMPLETED", "COMPLETED"]
+    for dry_run in (False, True):
+        answer = api("POST", f"/runs/{run_id}/retry", json={"dry_run": dry_run})
+        assert answer.status_code == 409
+        assert "allowed failures (a): name the node" in answer.json()["detail"]
+        assert "`from`" in answer.json()["detail"]
+    plan = api.post(f"/runs/{run_id}/retry", {"from": "c", "dry_run": True}, status=200)
+    assert plan == {"rerun": ["a", "c"], "reuse": ["b"]}
+    assert api.post(f"/runs/{run_id}/retry", {"from": "a"})["epoch"] == 2
+    assert api.finished(run_id)["status"] == "COMPLETED"
+
+
 def test_a_cancel_ends_the_run_immediately_and_only_once(
     api: Api, server: Server, name: str
 ) -> None:

@@ -8,6 +8,7 @@ import os
 import re
 import socket
 import time
+import zlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -20,7 +21,7 @@ from dovetail.api import connection
 from dovetail.api.admission import Admission, Budgets, Visit, limits_of
 from dovetail.api.connection import Crowd
 from dovetail.api.security import Guard, Tokens
-from dovetail.api.server import listen, serve
+from dovetail.api.server import Arrivals, listen, serve
 from dovetail.config import Settings
 
 from .conftest import SECONDS, Server
@@ -390,3 +391,85 @@ def test_some_file_descriptors_are_reserved_for_the_store() -> None:
         assert connection.most_connections() <= 1024 - 100
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+# ── many connections at once ─────────────────────────────────────────────────────────────
+
+
+async def test_health_is_read_before_the_requests_that_arrived_in_front_of_it() -> None:
+    begun: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        begun.append(scope["path"])
+        await hello(scope, receive, send)
+
+    many = 6 * connection.READS_EACH_TURN
+    async with serving(2 * many, app) as port, AsyncExitStack() as opened:
+        dial = [opened.enter_async_context(dialled(port)) for _ in range(many + 1)]
+        clients = await asyncio.gather(*dial)
+        for _, writer in clients[:-1]:
+            writer.write(RUNS + HOST + END)
+        clients[-1][1].write(LIVE + HOST + END)
+        for reader, _ in clients:
+            assert (await reader.readuntil(b"hello")).startswith(b"HTTP/1.1 200")
+    assert len(begun) == many + 1
+    assert begun.index("/health/live") <= connection.READS_EACH_TURN
+
+
+async def test_large_bodies_that_arrive_together_are_read_whole_and_in_order() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message.get("body", b""), message.get("more_body", False)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": str(zlib.crc32(body)).encode() + b"!"})
+
+    many = 2 * connection.READS_EACH_TURN
+    body = b"".join(b"%06d" % number for number in range(50_000))
+    asked = VALIDATE + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    expected = str(zlib.crc32(body)).encode() + b"!"
+
+    async def ask(port: int) -> bytes:
+        async with dialled(port) as (reader, writer):
+            found = b""
+            for _ in range(2):  # the connection is of use afterwards
+                writer.write(asked)
+                found = await reader.readuntil(b"!")
+            return found
+
+    async with serving(2 * many, app) as port:
+        for found in await asyncio.gather(*[ask(port) for _ in range(many)]):
+            assert expected in found
+
+
+async def test_a_connection_that_is_closed_before_its_request_is_read_does_no_harm() -> None:
+    many = 3 * connection.READS_EACH_TURN
+    async with serving(2 * many) as port:
+        async with AsyncExitStack() as opened:
+            dial = [opened.enter_async_context(dialled(port)) for _ in range(many)]
+            for _, writer in await asyncio.gather(*dial):
+                writer.write(RUNS + HOST + END)
+                writer.transport.abort()
+        async with dialled(port) as (reader, writer):
+            writer.write(RUNS + HOST + END)
+            assert (await reader.readuntil(b"hello")).startswith(b"HTTP/1.1 200")
+
+
+async def test_waiting_connections_are_accepted_when_the_loop_has_accepted_one() -> None:
+    made: list[asyncio.Protocol] = []
+
+    def protocol(**given: Any) -> Any:
+        assert given == {"of": "uvicorn"}
+        made.append(asyncio.Protocol())
+        return made[-1]
+
+    (listening,) = listen(["127.0.0.1"], 0)
+    with listening:
+        clients = [socket.create_connection(listening.getsockname()) for _ in range(20)]
+        Arrivals([listening], protocol).connected(of="uvicorn")
+        async with asyncio.timeout(SECONDS):
+            while len(made) < 1 + len(clients):
+                await asyncio.sleep(0)
+        for client in clients:
+            client.close()

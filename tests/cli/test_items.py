@@ -6,13 +6,16 @@ import json
 import os
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from dovetail.cli.batching import MAX_PROBLEMS, Items
+from dovetail.cli.commands.batches import _key
 from dovetail.cli.output import InvalidInput
 from dovetail.cli.run_pool import BatchCounts
 from dovetail.cli.text import bare
+from dovetail.core.definition.model import Workflow
 from dovetail.core.definition.validation import DefinitionLimits
 
 SCHEMA = {"type": "object", "required": ["n"], "properties": {"n": {"type": "integer"}}}
@@ -151,3 +154,12 @@ def test_a_slow_speed_is_shown_in_a_readable_unit(
 
 def test_counts_before_the_first_end_say_none_done() -> None:
     assert BatchCounts(3).summary() == "none done"
+
+
+def test_the_key_of_a_batch_is_that_of_earlier_versions() -> None:
+    flow = {"name": "w", "nodes": [{"id": "a", "handler": "input"}]}
+    summary = SimpleNamespace(digest="d")
+    key = _key(Workflow.model_validate(flow), summary)  # type: ignore[arg-type]
+    assert key == "batch-ba8bbecb68d60c6a5b42833175935a69552812cef3cac2f375f5294f648af887"
+    flow["nodes"][0]["allow_failure"] = True  # type: ignore[index]
+    assert _key(Workflow.model_validate(flow), summary) != key  # type: ignore[arg-type]

@@ -58,6 +58,38 @@ def test_a_completed_run_ends_with_its_result_and_exit_code_0(shell: Shell) -> N
     ]
 
 
+ALLOWED = """
+name: allowed
+nodes:
+  - {id: fetch, handler: fail, allow_failure: true, config: {message: "no answer"}}
+  - {id: report, handler: output, dependencies: [fetch]}
+"""
+
+
+def test_an_allowed_failure_is_shown_and_the_exit_code_is_0(shell: Shell) -> None:
+    shell.write("flow.yaml", ALLOWED)
+    done = shell("run", "flow.yaml")
+    assert done.code == 0
+    lines = without_times(done.out).splitlines()
+    assert [line for line in lines if line.startswith("✗ fetch")]
+    assert lines[-2:] == ["COMPLETED RUN in 0.0s", "1 failure was allowed: fetch"]
+    shown = shell("runs", "show")
+    assert "COMPLETED" in shown.out
+    assert "1 failure was allowed: fetch" in shown.out
+    again = shell("runs", "retry", done.out.splitlines()[-2].split()[1])
+    assert again.code == 1
+    assert "COMPLETED with allowed failures (fetch): name the node" in again.err
+
+
+def test_several_allowed_failures_are_named_in_one_line(shell: Shell) -> None:
+    shell.write(
+        "flow.yaml", ALLOWED.replace("handler: output", "handler: fail, allow_failure: true")
+    )
+    done = shell("run", "flow.yaml")
+    assert done.code == 0
+    assert done.out.endswith("2 failures were allowed: fetch, report\n")
+
+
 def test_a_failed_run_ends_with_the_cause_and_the_next_command_and_exit_code_1(
     shell: Shell,
 ) -> None:
@@ -69,7 +101,7 @@ def test_a_failed_run_ends_with_the_cause_and_the_next_command_and_exit_code_1(
         "✗ save_parquet   0.0s  3 attempts",
         "– create_review  skipped: save_parquet failed",
         "FAILED RUN in 0.0s",
-        "  save_parquet: PermissionError: out/ is not writable   (mine.py:15)",
+        "  save_parquet: PermissionError: out/ is not writable   (mine.py:15 in broken)",
         "fix it, then:  dovetail runs retry RUN --handlers mine.py      reruns 2, reuses 1",
     ]
     assert "◌ save_parquet   retry 2 in 0.0s: PermissionError: out/ is not writable" in lines
@@ -161,7 +193,8 @@ def test_the_json_output_is_one_document_on_stdout(shell: Shell) -> None:
     assert run["status"] == "FAILED"
     assert run["error"]["node"] == "save_parquet"
     assert [node["status"] for node in run["nodes"]] == ["COMPLETED", "FAILED", "SKIPPED"]
-    assert "printed by a handler" in done.err  # even what a handler prints
+    assert "logged by a handler" in done.err
+    assert "printed by a handler" not in done.err, "that is in the log of the node"
 
 
 def test_params_are_typed_by_the_schema_and_the_last_one_wins(shell: Shell) -> None:
@@ -230,7 +263,7 @@ def test_text_from_handlers_and_definitions_cannot_control_the_terminal(shell: S
     )
     done = shell("run", "flow.yaml", "--handlers", "mine.py")
     words = r"\x1b[31mred\x1b[0m \x1b]0;title\x07 [bold]x[/bold] \u202e \r\x9b2J"
-    assert f"  bad: PermanentError: {words}   (mine.py:26)\n    second line\n" in done.out
+    assert f"  bad: PermanentError: {words}   (mine.py:26 in says)\n    second line\n" in done.out
     shell.write(
         "fine.yaml", f'name: f\nnodes: [{{id: good, handler: gives, config: {{text: "{nasty}"}}}}]'
     )

@@ -53,10 +53,12 @@ def examples(count: int) -> settings:
     return settings(max_examples=max(1, int(count * times)), deadline=None, phases=phases)
 
 
-# What a node may ask of what came before it. The last two are errors if it was skipped.
+# What a node may ask of what came before it. The last two are errors if it has no output.
 CONDITIONS = (
     "{{{{ {parent}.sum | default(0) > 3 }}}}",
     "{{{{ {parent}.status == 'COMPLETED' }}}}",
+    "{{{{ {parent}.status == 'FAILED' }}}}",
+    "{{{{ '{parent}' in ({parent}.error.message | default('')) }}}}",
     "{{{{ {parent}.sum % 2 == 0 }}}}",
     "{{{{ {parent}.nothing.here }}}}",
 )
@@ -64,7 +66,8 @@ CONDITIONS = (
 
 @st.composite
 def graphs(draw: st.DrawFn, most: int = 8) -> Graph:
-    """Any small workflow: its shape, policy, limit, conditions, retries and deliveries."""
+    """Any small workflow: its shape, policy, limit, conditions, retries, deliveries, and the nodes
+    whose failure is allowed."""
     size = draw(st.integers(1, most))
     order = draw(st.permutations(range(size)))  # where in the definition the i-th of the order is
     parents: dict[int, list[int]] = {place: [] for place in range(size)}
@@ -84,6 +87,8 @@ def graphs(draw: st.DrawFn, most: int = 8) -> Graph:
                 fields["delivery"] = "at_most_once"
             case 4 | 5 | 6 | 7:
                 fields["max_retries"] = draw(st.integers(1, 2))
+        if draw(st.integers(0, 2)) == 2:
+            fields["allow_failure"] = True
         if fields:
             more[f"n{place}"] = fields
     return graph(
@@ -274,4 +279,6 @@ def output_of(run: RunState, name: str) -> dict[str, Any]:
 
 
 def error_of(name: str) -> dict[str, Any]:
-    return {"type": "ValueError", "message": f"{name} is broken"}
+    """As a worker reports it: with a traceback, which only the event of the attempt keeps."""
+    error = {"type": "ValueError", "message": f"{name} is broken", "where": "mine.py:3 in f"}
+    return error | {"traceback": f'Traceback\n  "{name}" \x00 é\nValueError: {name} is broken'}

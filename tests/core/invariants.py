@@ -44,7 +44,9 @@ def check_run(run: RunState) -> None:
     """The counts a run keeps are those of its states, and its status follows from them."""
     statuses = [node.status for node in run.nodes]
     assert run.unfinished == sum(status not in FINISHED for status in statuses)
-    assert run.failed == statuses.count(NodeStatus.FAILED)
+    failed = [i for i, status in enumerate(statuses) if status is NodeStatus.FAILED]
+    failures = [index for index in failed if not _is_allowed(run, index)]
+    assert run.failed == len(failures)
     assert run.cancelled == statuses.count(NodeStatus.CANCELLED)
     assert run.active == sum(
         node.status is NodeStatus.RUNNING or node.phase is Phase.PUBLISHED for node in run.nodes
@@ -64,14 +66,25 @@ def check_run(run: RunState) -> None:
         assert run.kept_bytes == sum(map(encoded_size, outputs))
         assert run.kept_bytes <= run.max_bytes
     assert (run.finished_at is not None) is (run.unfinished == 0)
-    assert run.status is _expected_status(run, statuses)
+    assert run.status is _expected_status(run, statuses, failures)
     assert (run.error is not None) is (run.status is RunStatus.FAILED)
+    if run.error is not None:
+        shown = [i for i in failures if run.nodes[i].error is not None]
+        own = [{**(run.nodes[i].error or {}), "node": run.graph.nodes[i].id} for i in shown]
+        assert run.error in (own if run.graph.fail_fast else own[:1])
     for index, node in enumerate(run.nodes):
         _check_node(run, index, node)
 
 
-def _expected_status(run: RunState, statuses: list[NodeStatus]) -> RunStatus:
-    if NodeStatus.FAILED in statuses and (run.graph.fail_fast or not run.unfinished):
+def _is_allowed(run: RunState, index: int) -> bool:
+    """Whether the node failed by itself and is allowed to."""
+    node, spec = run.nodes[index], run.graph.nodes[index]
+    own = node.status is NodeStatus.FAILED and node.error is not None
+    return own and spec.allow_failure
+
+
+def _expected_status(run: RunState, statuses: list[NodeStatus], failures: list[int]) -> RunStatus:
+    if failures and (run.graph.fail_fast or not run.unfinished):
         return RunStatus.FAILED
     if run.unfinished:
         return RunStatus.RUNNING
@@ -95,9 +108,10 @@ def _check_node(run: RunState, index: int, node: NodeState) -> None:
     if run.status in FINAL and status not in FINISHED:
         assert status is NodeStatus.RUNNING, "in a failed run only what ran goes on"
     if status is NodeStatus.PENDING:
-        parents = [run.nodes[parent].status for parent in run.graph.nodes[index].parents]
+        above = run.graph.nodes[index].parents
+        parents = [run.nodes[i].status for i in above if not _is_allowed(run, i)]
         assert node.waiting == sum(parent not in SETTLED for parent in parents)
-        assert node.fed is (NodeStatus.COMPLETED in parents)
+        assert node.fed is (NodeStatus.COMPLETED in parents or len(parents) < len(above))
         assert node.waiting, "a node that waits for no parent was left behind"
         assert NodeStatus.FAILED not in parents
     _check_words(node)

@@ -205,7 +205,7 @@ def test_fields_that_are_not_given_have_the_contracts_defaults() -> None:
     assert (node.timeout_seconds, node.max_retries) == (300.0, 0)
     assert node.retry == RetryPolicy(10.0, 300.0, 0.5)
     assert (node.cache_ttl, node.resource_tag, node.condition) == (None, None, None)
-    assert (node.at_most_once, node.config.raw) == (False, {})
+    assert (node.at_most_once, node.allow_failure, node.config.raw) == (False, False, {})
 
 
 def test_node_fields_override_defaults_and_defaults_override_the_handler() -> None:

@@ -111,6 +111,7 @@ OPTIONAL = [
     "node.condition",
     "node.resource_tag",
     "node.delivery",
+    "node.allow_failure",
 ]
 
 
@@ -120,6 +121,7 @@ def test_null_means_not_given(path: str) -> None:
     assert both_accept(definition)
     flow = Workflow.model_validate(definition)
     assert (flow.on_failure, flow.nodes[0].delivery) == ("fail_fast", "at_least_once")
+    assert flow.nodes[0].allow_failure is False
     assert (flow.nodes[0].dependencies, flow.nodes[0].config) == ([], {})
 
 
@@ -148,6 +150,8 @@ ACCEPTED = [
     ("node.condition", True),
     ("node.condition", "{{ true }}"),
     ("node.delivery", "at_most_once"),
+    ("node.allow_failure", True),
+    ("node.allow_failure", False),
     ("node.config", {"anything": [{"at": {"all": None}}]}),
 ]
 
@@ -205,6 +209,9 @@ REFUSED = [
     ("node.resource_tag", "", "must not be empty"),
     ("node.delivery", "exactly_once", "must be 'at_least_once' or 'at_most_once'"),
     ("node.delivry", "at_most_once", "unknown field 'delivry'; did you mean 'delivery'?"),
+    ("node.allow_failure", "yes", "must be true or false, not 'yes'"),
+    ("node.allow_failure", 1, "must be true or false, not 1"),
+    ("node.allow_failures", True, "unknown field 'allow_failures'; did you mean 'allow_failure'?"),
     ("node.depend_on", [], "unknown field 'depend_on'; did you mean 'depends_on'?"),
     ("nmae", "x", "unknown field 'nmae'; did you mean 'name'?"),
 ]

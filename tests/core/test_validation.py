@@ -455,6 +455,32 @@ def test_reading_a_node_that_may_be_skipped_is_a_warning(template: str, warned: 
         assert "default(" in problem.message
 
 
+ALLOWED_READERS = [
+    ("{{ maybe.x }}", True),
+    ("{{ maybe }}", True),
+    ("{{ maybe.x | default('') }}", False),
+    ("{{ maybe.status == 'FAILED' }}", False),
+    ("{{ maybe.error.message | default('') }}", False),
+    ("{{ sure.x }}", False),
+]
+
+
+@pytest.mark.parametrize(("template", "warned"), ALLOWED_READERS)
+def test_reading_a_node_whose_failure_is_allowed_is_a_warning(template: str, warned: bool) -> None:
+    checked = check_yaml(
+        nodes(
+            "- {id: sure, handler: input, allow_failure: false}\n"
+            "- {id: maybe, handler: sleep, allow_failure: true}\n"
+            "- id: reader\n  handler: sleep\n  dependencies: [maybe, sure]\n"
+            f"  config:\n    x: {json.dumps(template)}\n"
+        )
+    )
+    assert checked.valid
+    assert codes(checked.warnings) == ["template_may_be_skipped"] * warned
+    for problem in checked.warnings:
+        assert "'maybe' has allow_failure, and reads as none if it failed" in problem.message
+
+
 def test_an_ancestor_further_up_may_be_skipped_too() -> None:
     checked = check_yaml(
         nodes(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from dovetail.core.node_logs import LogChunk, LogLine
 from dovetail.core.states import RunStatus
 from dovetail.engine.commands import Commands
+from dovetail.stores.sqlite.group_commit import LOG_SECONDS
 from dovetail.stores.sqlite.store import SqliteStore
 
 from .harness import Engine, engine
@@ -60,3 +62,63 @@ async def test_an_idle_engine_commits_nothing() -> None:
         before = commits(it.commands)
         await asyncio.sleep(0.35)  # several times what it looks for others' writes
         assert commits(it.commands) - before <= RENEWALS
+
+
+def ten_lines(run_id: str, node: str, number: int = 0) -> LogChunk:
+    lines = [LogLine(1.0, "INFO", "mine", f"line {nth}") for nth in range(10)]
+    return LogChunk(run_id, node, 1, 1, number, lines)
+
+
+async def test_lines_that_are_followed_by_a_result_cost_no_commit() -> None:
+    stores: list[SqliteStore] = []
+
+    async def talks(config: dict[str, Any], ctx: Any) -> str:
+        stores[0].log([ten_lines(ctx.run_id, ctx.node_id)])
+        return "done"
+
+    def chain(handler: str) -> dict[str, Any]:
+        nodes: dict[str, Any] = {"n0": handler}
+        for place in range(1, 50):
+            nodes[f"n{place}"] = {"handler": handler, "after": [f"n{place - 1}"]}
+        return nodes
+
+    async with engine(gives, talks) as it:
+        assert isinstance(it.commands.store, SqliteStore)
+        stores.append(it.commands.store)
+        without = await commits_of(it, chain("gives"))
+        assert await commits_of(it, chain("talks")) <= without + RENEWALS
+        run_id = await it.trigger(chain("talks"))
+        await it.wait(run_id)
+        found = await it.commands.records.logs(run_id)
+    assert [one.seq for one in found] == list(range(1, 500, 10))
+
+
+async def test_lines_without_a_result_share_a_commit_a_moment_later() -> None:
+    async with engine(gives) as it:
+        run_id = await it.trigger({"a": "gives"})
+        await it.wait(run_id)
+        store = it.commands.store
+        assert isinstance(store, SqliteStore)
+        before = commits(it.commands)
+        for number in range(5):
+            store.log([ten_lines(run_id, "a", number)])
+            await asyncio.sleep(0)
+        assert commits(it.commands) == before
+        await asyncio.sleep(3 * LOG_SECONDS)
+        assert before < commits(it.commands) <= before + 1 + RENEWALS
+        assert len(await it.commands.records.logs(run_id)) == 5
+
+
+async def test_a_chunk_that_is_dropped_before_it_is_written_never_is() -> None:
+    async with engine(gives) as it:
+        run_id = await it.trigger({"a": "gives"})
+        await it.wait(run_id)
+        store = it.commands.store
+        assert isinstance(store, SqliteStore)
+        store.log([ten_lines(run_id, "a", 0), ten_lines(run_id, "a", 1)])
+        await asyncio.sleep(3 * LOG_SECONDS)
+        store.log([ten_lines(run_id, "a", 2)._replace(drops=[1])])
+        store.log([ten_lines(run_id, "a", 3)._replace(drops=[2])])
+        await asyncio.sleep(3 * LOG_SECONDS)
+        found = await it.commands.records.logs(run_id)
+        assert [(one.seq, one.chunk.number) for one in found] == [(1, 0), (21, 3)]

@@ -139,7 +139,7 @@ async def test_an_error_names_the_line_in_the_code_of_the_user(tmp_path: Path) -
     assert run.nodes[0].error == {
         "type": "KeyError",
         "message": "'missing'",
-        "where": f"{source}:2",
+        "where": f"{source}:2 in handle",
     }
 
 

@@ -48,10 +48,13 @@ class TestTimeouts:
         async with engine(forever) as it:
             run = await it.run(node("forever"))
         assert run.status == "FAILED"
-        assert error_of(run) == {
+        error = error_of(run)
+        where = error.pop("where")
+        assert error == {
             "type": "timeout",
             "message": "did not finish within 0.02 s (timeout_seconds)",
         }
+        assert where.endswith(" in forever")
 
     async def test_a_timed_out_handler_is_cancelled_where_it_waits(self) -> None:
         ended = asyncio.Event()

@@ -142,6 +142,23 @@ class TestSentDags:
         assert run(tmp_path / "one.yaml").outputs["a"]["text"] == "X"
         assert run(str(tmp_path / "one.yaml")).outputs["a"]["text"] == "X"
 
+    def test_a_definition_with_an_allowed_failure_completes(self, flows: ModuleType) -> None:
+        definition = {
+            "name": "allowed",
+            "nodes": [
+                {"id": "fetch", "handler": "fail", "allow_failure": True},
+                {
+                    "id": "report",
+                    "handler": "output",
+                    "dependencies": ["fetch"],
+                    "config": {"why": "{{ fetch.status }}"},
+                },
+            ],
+        }
+        result = run(definition)
+        assert (result.status, result.completed, result.failed) == ("COMPLETED", 1, 1)
+        assert result.outputs == {"report": {"why": "FAILED"}}
+
     def test_run_dag_is_an_ordinary_task_in_a_canvas(self, flows: ModuleType, key: str) -> None:
         for begin in (run_dag.s(flows.documents, {"doc_id": 7}), run_dag.si(dag=GREET)):
             chain(begin, flows.count_completed.s(key)).apply_async()

@@ -232,6 +232,69 @@ class TestFailures:
         assert (result.steps["a"].status, result.outputs) == ("FAILED", {"b": "ok"})
 
 
+def broken_step(ctx: Ctx) -> None:
+    raise ValueError("broken")
+
+
+class TestAllowedFailures:
+    """`add_step(…, allow_failure=True)`."""
+
+    @pytest.mark.parametrize("policy", ["continue", "fail_fast"])
+    async def test_the_steps_after_it_run_and_the_workflow_completes(self, policy: str) -> None:
+        dag = WorkflowDAG("w", on_failure=policy)  # type: ignore[arg-type]
+        dag.add_step("fetch", broken_step, allow_failure=True)
+        dag.add_step("other", lambda ctx: 1)
+        dag.add_step(
+            "report", lambda ctx: sorted(ctx["step_outputs"]), depends_on=["fetch", "other"]
+        )
+        result = await run(dag)
+        assert (result.status, result.error) == ("COMPLETED", None)
+        assert (result.completed, result.failed, result.skipped) == (2, 1, 0)
+        assert result.steps["fetch"].error == "ValueError: broken"
+        assert result.outputs["report"] == ["other"]
+
+    async def test_a_condition_sees_that_the_output_is_missing(self) -> None:
+        dag = WorkflowDAG().add_step("fetch", broken_step, allow_failure=True)
+        for name, wanted in (("use", True), ("fall_back", False)):
+            dag.add_step(
+                name,
+                lambda ctx: "ran",
+                depends_on=["fetch"],
+                condition=lambda ctx, wanted=wanted: ("fetch" in ctx["step_outputs"]) is wanted,
+            )
+        result = await run(dag)
+        assert result.outputs == {"fall_back": "ran"}
+        assert (result.status, result.failed, result.skipped) == ("COMPLETED", 1, 1)
+
+    async def test_another_failure_still_fails_the_workflow(self) -> None:
+        dag = WorkflowDAG().add_step("fetch", broken_step, allow_failure=True)
+        dag.add_step("save", broken_step, depends_on=["fetch"])
+        result = await run(dag)
+        assert (result.status, result.failed) == ("FAILED", 2)
+        assert result.error is not None
+        assert result.error["node"] == "save"
+
+    async def test_the_result_travels_as_data(self) -> None:
+        dag = WorkflowDAG().add_step("fetch", broken_step, allow_failure=True)
+        data = json.loads(json.dumps((await run(dag)).to_dict()))
+        again = WorkflowResult.from_dict(data)
+        assert (again.status, again.failed, again.completed) == ("COMPLETED", 1, 0)
+
+    async def test_a_resumed_workflow_runs_it_again_and_keeps_the_steps_after_it(self) -> None:
+        calls: list[str] = []
+
+        def fetch(ctx: Ctx) -> None:
+            calls.append("fetch")
+            raise ValueError("broken")
+
+        dag = WorkflowDAG().add_step("fetch", fetch, allow_failure=True)
+        dag.add_step("report", lambda ctx: calls.append("report"), depends_on=["fetch"])
+        first = await run(dag)
+        second = await WorkflowExecutor().execute(dag, resume=first)
+        assert calls == ["fetch", "report", "fetch"]
+        assert (second.status, second.completed, second.failed) == ("COMPLETED", 1, 1)
+
+
 class TestAsData:
     async def test_a_result_from_json_is_the_same_result(self) -> None:
         dag = TestFailures().dag()

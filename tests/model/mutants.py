@@ -130,6 +130,14 @@ def publish_over_the_limit(run: RunState, index: int, node: Any, out: Decision) 
     out.dispatch.append(effects.Dispatch(run, index, node.token))
 
 
+real_fail_node = effects.fail_node
+
+
+def fail_the_run_anyway(run: RunState, index: int, *more: Any) -> list[int]:
+    run.failed += run.graph.nodes[index].allow_failure
+    return real_fail_node(run, index, *more)
+
+
 def everywhere(name: str, planted: Callable[..., Any]) -> tuple[Patch, ...]:
     """A function that the rules know under two names."""
     return (
@@ -299,6 +307,18 @@ MUTANTS = (
         Scenario("", scenarios.parked_in_turn, {"park": 1}),
         "run.active <= limit",
         everywhere("publish", publish_over_the_limit),
+    ),
+    Mutant(
+        "an allowed failure is not counted off at its children",
+        Scenario("", scenarios.allowed, {"fail": 1}),
+        "node.waiting|left behind|never ends",
+        (lambda: patch.object(effects, "feed_children", lambda run, index: []),),
+    ),
+    Mutant(
+        "an allowed failure fails its run",
+        Scenario("", scenarios.allowed, {"fail": 1}),
+        "run.failed",
+        everywhere("fail_node", fail_the_run_anyway),
     ),
     Mutant(
         "a run is made again over itself",

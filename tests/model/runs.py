@@ -127,7 +127,7 @@ class PendingRun(RunState):
 
 def leave_pending(run: PendingRun, ready: list[int], out: Decision, now: float, nonce: int) -> None:
     """In place of `resolve`: conditions are not for Redis."""
-    if all(spec.condition is None for spec in run.graph.nodes):
+    if not ready or all(spec.condition is None for spec in run.graph.nodes):
         REAL_RESOLVE(run, ready, out, now, nonce)
         return
     run.pending = keep_pending(run.pending, ready)

@@ -17,6 +17,8 @@ ONCE = {"delivery": "at_most_once"}
 TAGGED = {"resource_tag": "api"}
 IF_A = {"condition": "{{ a.go }}"}
 IF_B = {"condition": "{{ b.go }}"}
+ALLOWED = {"allow_failure": True}
+IF_A_FAILED = {"condition": "{{ a.status == 'FAILED' }}"}
 YES_OR_NO = ("yes", "no")
 
 one = graph({"a": []})
@@ -33,6 +35,9 @@ parked_in_turn = graph({"a": [], "b": []}, max_concurrency=1, a=TAGGED)
 two_conditions = graph({"a": [], "b": [], "c": ["a"], "d": ["b"]}, c=IF_A, d=IF_B)
 condition_at_join = graph({"a": [], "b": [], "c": ["a", "b"], "d": ["c"]}, c=IF_A)
 condition = graph({"a": [], "b": ["a"]}, b=IF_A)
+allowed = graph({"a": [], "b": ["a"]}, a=ALLOWED)
+allowed_at_join = graph({"a": [], "b": [], "c": ["a", "b"]}, a=ALLOWED)
+allowed_condition = graph({"a": [], "b": ["a"]}, a=ALLOWED, b=IF_A_FAILED)
 limited = graph({"a": []}, a={**TAGGED, **ONE_RETRY})
 
 
@@ -49,6 +54,9 @@ SHORT = (
     Scenario("a rerun over a death", one, {"retry": 1, "kill": 1}, rerun_from=("a",)),
     Scenario("a rerun in every order", one, {"retry": 1}, rerun_from=("a",), every_order=True),
     Scenario("a failed run and its running sibling", side_by_side, {"fail": 1, "retry": 1}),
+    Scenario("a failure that is allowed", allowed, {"fail": 2, "kill": 1}, workers=1),
+    Scenario("an allowed failure above a join", allowed_at_join, {"fail": 2, "retry": 1}),
+    Scenario("a condition on an allowed failure", allowed_condition, {"fail": 1, "kill": 1}),
     Scenario("one at a time", one_at_a_time, {"kill": 1}),
     Scenario("parked", limited, {"park": 1, "kill": 1}),
     Scenario("cached", chain, {"kill": 1}, cached=("b",)),
@@ -81,6 +89,12 @@ LONG = (
     Scenario("cancelled and retried over deaths", chain, {"cancel": 1, "retry": 1, "kill": 1}),
     Scenario(
         "failed, retried, and a lease lost", side_by_side, {"fail": 1, "retry": 1, "expire": 1}
+    ),
+    Scenario(
+        "an allowed failure, retried and lost",
+        allowed_at_join,
+        {"fail": 2, "retry": 1, "kill": 1},
+        rerun_from=("a", "b"),
     ),
     Scenario("going on after a failure", going_on, {"fail": 1, "retry": 1, "kill": 1}),
     Scenario(

@@ -105,6 +105,22 @@ async def failing(world: World) -> str:
     return run_id
 
 
+async def allowed_to_fail(world: World) -> str:
+    """Failed and going on: a join counts the failed parent, and waits for the other."""
+    nodes: dict[str, dict[str, Any]] = {
+        "a": {"allow_failure": True},
+        "b": {},
+        "join": {"dependencies": ["a", "b"]},
+        "after": {"dependencies": ["a"]},
+    }
+    run_id = await world.begin(graph(nodes))
+    await world.start(run_id, "a", "b")
+    token = (await world.load(run_id)).node("a").token
+    error = {"type": "x", "message": "y"}
+    await world.orchestrator.apply([Fail(run_id, "a", token, error, permanent=True)])
+    return run_id
+
+
 async def retried(world: World) -> str:
     run_id = await world.begin(graph(DIAMOND))
     await world.do(run_id, "a", "b")
@@ -131,6 +147,7 @@ STATES = [
     held,
     conditional,
     failing,
+    allowed_to_fail,
     retried,
 ]
 

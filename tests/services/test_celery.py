@@ -82,6 +82,11 @@ class CeleryRuns:
     async def events(self) -> list[str]:
         return [event.type async for event in self.parts.store.watch(self.run_id)]
 
+    async def traceback(self) -> str:
+        """Of the last attempt that failed."""
+        log = [event async for event in self.parts.store.watch(self.run_id)]
+        return str([e.data["traceback"] for e in log if e.data and "traceback" in e.data][-1])
+
     async def executed(self) -> list[list[Any]]:
         return [one for one in await self.noted(EXECUTED) if one[0] == self.run_id]
 
@@ -184,16 +189,22 @@ async def test_a_soft_time_limit_is_the_timeout_of_the_node(
     config = {"seconds": 3, **config}
     run = await play.run({"n": {"handler": handler, "config": config, "timeout_seconds": 0.3}})
     assert node(run).status is NodeStatus.FAILED
-    assert node(run).error == {
+    error = node(run).error
+    assert error is not None
+    where = error.pop("where")
+    assert error == {
         "type": "timeout",
         "message": "did not finish within 0.3 s (timeout_seconds)",
     }
+    function = {"plain": "_plain"}.get(handler, handler)
+    assert where.endswith(f" in {function}"), "it names the line that the handler was at"
+    assert f" in {function}\n" in await play.traceback()
     assert len(await play.executed()) == 1
     await until(play.answered)
     ((_, _, reported),) = await play.answered()
     # The watch reports a handler that clings on, and has nothing to say afterwards.
     clings = "stubborn" in config or handler == "sleeps_in_the_loop"
-    assert reported == ({"stopped": True} if clings else failed(node(run).error))
+    assert reported == ({"stopped": True} if clings else failed({**error, "where": where}))
 
 
 def failed(error: Any) -> dict[str, Any]:

@@ -20,6 +20,7 @@ import pytest
 
 from dovetail.config import Settings
 from dovetail.core.errors import RetryableError
+from dovetail.core.node_logs import LogChunk, LogLine
 from dovetail.engine.commands import Commands
 from dovetail.engine.ports import RunQuery
 from dovetail.handlers.builtin import builtin_registry
@@ -27,6 +28,7 @@ from dovetail.handlers.context import Context
 from dovetail.handlers.registry import Registry, describe
 from dovetail.redis_client import pipelined as pipes
 from dovetail.redis_client.pipelined import PipelinedRedis, RedisError
+from dovetail.stores.redis.logs import LogAppender
 from dovetail.stores.redis.workers import WorkerRegistry
 from dovetail.transports.streams.sender import RESULTS, stream_of
 from dovetail.wiring.distributed import commanding, orchestrate, working
@@ -151,6 +153,9 @@ async def whole_life(commands: Commands, pipe: PipelinedRedis) -> None:
     assert run.node("b").output == {"n": 4}
     assert (await commands.results(first.run_id))["result"]["shaky"] == "second"
     assert (await commands.events(first.run_id))[-1]["type"] == "run.completed"
+    chunk = LogChunk(first.run_id, "a", 1, 1, 0, [LogLine(1.0, "INFO", "l", "text")])
+    await pipe.call_many(LogAppender(max_bytes=1 << 20).commands(pipe, [chunk]))
+    assert [one.seq for one in await commands.records.logs(first.run_id)] == [1]
     await commands.retry(first.run_id, "limited")
     assert (await commands.wait(first.run_id)).epoch == 2
 

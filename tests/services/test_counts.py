@@ -32,6 +32,8 @@ SERVICE = """
 import asyncio, json, sys
 from dovetail.redis_client import pipelined
 from dovetail.config import Settings
+from dovetail.core.node_logs import LogChunk, LogLine
+from dovetail.engine.distributed.task_source import QueueTaskSource
 from dovetail.wiring.distributed import orchestrate, working
 from dovetail.handlers.builtin import builtin_registry
 from dovetail.handlers.registry import describe
@@ -45,7 +47,21 @@ def make_counted(self, *given, **more):
 
 pipelined.PipelinedRedis.__init__ = make_counted
 
+task_sources = []
+make_source = QueueTaskSource.__init__
+
+def make_known(self, *given, **more):
+    make_source(self, *given, **more)
+    task_sources.append(self)
+
+QueueTaskSource.__init__ = make_known
+
 async def noop(config, ctx):
+    return {"n": 1}
+
+async def talks(config, ctx):
+    lines = [LogLine(1.0, "INFO", "l", f"line {n}") for n in range(10)]
+    task_sources[0].log([LogChunk(ctx.run_id, ctx.node_id, 1, 1, 0, lines)])
     return {"n": 1}
 
 async def serve(kind, settings):
@@ -53,6 +69,7 @@ async def serve(kind, settings):
         await orchestrate(settings)
     registry = builtin_registry(settings)
     registry.add(describe(noop, name="noop"))
+    registry.add(describe(talks, name="talks"))
     async with working(settings, registry):
         await asyncio.Event().wait()
 
@@ -151,7 +168,8 @@ def registry(settings: Settings) -> Registry:
     async def noop(config: dict[str, Any], ctx: Any) -> None: ...
 
     found = builtin_registry(settings)
-    found.add(describe(noop, name="noop"))
+    for name in ("noop", "talks"):
+        found.add(describe(noop, name=name))
     return found
 
 
@@ -164,8 +182,8 @@ async def commands(bench: CountedServices) -> AsyncIterator[Commands]:
         yield found
 
 
-def workflow(nodes: dict[str, list[str]]) -> dict[str, Any]:
-    listed = [{"id": i, "handler": "noop", "dependencies": above} for i, above in nodes.items()]
+def workflow(nodes: dict[str, list[str]], handler: str = "noop") -> dict[str, Any]:
+    listed = [{"id": i, "handler": handler, "dependencies": above} for i, above in nodes.items()]
     return {"name": f"flow{len(nodes)}", "nodes": listed}
 
 
@@ -178,8 +196,8 @@ def chain(length: int) -> dict[str, list[str]]:
     return {f"x{i}": [f"x{i - 1}"] if i else [] for i in range(length)}
 
 
-async def run(commands: Commands, nodes: dict[str, list[str]]) -> str:
-    made = await commands.trigger(workflow(nodes))
+async def run(commands: Commands, nodes: dict[str, list[str]], handler: str = "noop") -> str:
+    made = await commands.trigger(workflow(nodes, handler))
     ended = await asyncio.wait_for(commands.wait(made.run_id), 60)
     assert ended.status == "COMPLETED"
     return made.run_id
@@ -203,6 +221,26 @@ async def test_a_node_needs_few_roundtrips(
         if best <= ROUNDTRIPS_PER_NODE[shape]:
             break
     assert best <= ROUNDTRIPS_PER_NODE[shape]
+
+
+async def test_a_node_that_logs_needs_at_most_one_roundtrip_more(
+    bench: CountedServices, commands: Commands
+) -> None:
+    """Ten lines, beside the result. Its worker alone: the orchestrators have nothing to do with
+    them."""
+    best = {"noop": float("inf"), "talks": float("inf")}
+    for _ in range(12):
+        for handler in best:
+            before = bench.counters[1].count()
+            run_id = await run(commands, chain(CHAIN), handler)
+            count = (bench.counters[1].count() - before) / CHAIN
+            best[handler] = min(best[handler], count)
+            found = await commands.records.logs(run_id)
+            assert len(found) == (CHAIN if handler == "talks" else 0)
+        print(f"roundtrips of a worker per node: {best}")
+        if best["talks"] <= best["noop"] + 0.1:
+            break
+    assert best["talks"] <= best["noop"] + 0.1
 
 
 async def test_a_run_is_read_twice_for_the_run_index(

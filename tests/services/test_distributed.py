@@ -160,6 +160,29 @@ async def test_a_condition_is_decided_by_the_orchestrator_that_applies_the_resul
         assert (run.node("b").status, run.node("d").output) == ("SKIPPED", {"n": 3})
 
 
+async def test_the_children_of_a_node_that_was_allowed_to_fail_run_on_any_worker(
+    services: Services, redis_url: str
+) -> None:
+    nodes = {
+        **DIAMOND,
+        "b": {"dependencies": ["a"], "handler": "fail", "allow_failure": True},
+        "d": {
+            "dependencies": ["b", "c"],
+            "condition": "{{ b.status == 'FAILED' and b.error.message != '' }}",
+            "config": {"of": ["{{ b.n | default(0) }}", "{{ c.n }}"]},
+        },
+        "e": {"dependencies": ["b"], "handler": "output"},
+    }
+    services.start("orchestrator")
+    services.start("worker")
+    async with parts_of(redis_url) as parts:
+        await parts.orchestrator.submit(Submit("r", graph(nodes), {}))
+        run = await ended(parts, "r")
+        assert (run.status, run.error) == (RunStatus.COMPLETED, None)
+        assert (run.node("b").status, run.node("d").output) == ("FAILED", {"n": 3})
+        assert run.node("e").output == {}
+
+
 async def test_a_node_with_many_large_parents_gets_all_their_outputs(
     services: Services, redis_url: str
 ) -> None:

@@ -257,6 +257,45 @@ async def test_a_run_is_rebuilt_from_its_log_and_has_the_same_end(damaged_run: D
     assert await damaged_run.commands.verify(run_id) == []
 
 
+ALLOWED: dict[str, Any] = {
+    "a": {"handler": "input", "allow_failure": True},
+    "b": "input",
+    "c": {"handler": "input", "after": ["a", "b"]},
+    "d": {"handler": "input", "after": ["a"], "condition": "{{ a.status == 'FAILED' }}"},
+}
+
+
+async def test_an_allowed_failure_is_counted_again_when_its_run_is_rebuilt(
+    damaged_run: DamagedRun,
+) -> None:
+    run_id = await damaged_run.begin(ALLOWED)
+    await damaged_run.start(run_id, "a", "b")
+    await damaged_run.fail(run_id, "a", permanent=True)
+    assert await damaged_run.commands.damage(run_id) == []
+    assert await damaged_run.commands.verify(run_id) == []
+    before = (await damaged_run.hot.load(run_id)).snapshot()
+    await damaged_run.call("DEL", keys_of(run_id)[2])
+    assert await damaged_run.commands.damage(run_id)
+    assert (await damaged_run.commands.repair(run_id))["repaired"]
+    after = (await damaged_run.hot.load(run_id)).snapshot()
+    assert (after["failed"], after["nodes"][2]) == (0, before["nodes"][2])
+    ended = await damaged_run.finish(run_id)
+    assert ended.status is RunStatus.COMPLETED
+    assert [node.status for node in ended.nodes] == ["FAILED", *["COMPLETED"] * 3]
+    assert await damaged_run.commands.verify(run_id) == []
+
+
+async def test_a_damaged_run_that_is_cancelled_does_not_count_an_allowed_failure(
+    damaged_run: DamagedRun,
+) -> None:
+    run_id = await damaged_run.begin(ALLOWED)
+    await damaged_run.start(run_id, "a")
+    await damaged_run.fail(run_id, "a", permanent=True)
+    await damaged_run.call("HSET", keys_of(run_id)[0], "epoch", "x")
+    run = await damaged_run.commands.cancel(run_id)
+    assert (run.status, run.failed) == (RunStatus.CANCELLED, 0)
+
+
 async def test_a_start_that_survived_stays_with_its_worker(damaged_run: DamagedRun) -> None:
     run_id = await damaged_run.begin()
     await damaged_run.do(run_id, "a")

@@ -14,6 +14,7 @@ import pytest
 from dovetail.core.caching import Caching
 from dovetail.core.events import Token
 from dovetail.core.templates import Deferred
+from dovetail.core.text import MAX_TRACEBACK_BYTES
 from dovetail.core.transitions import Complete, Fail, Stop
 from dovetail.core.values import MAX_DEPTH
 from dovetail.engine.ports import Task
@@ -350,7 +351,7 @@ async def test_each_result_that_redis_refused_is_sent_again(
     """Handlers that wait end by themselves, and each reports while others do."""
     loading = hiredis.ReplyError("LOADING Redis is loading the dataset in memory")
 
-    def send(_: Any, *, now: bool) -> asyncio.Future[list[Any]]:
+    def send(_: Any, *, now: bool, ahead: Any) -> asyncio.Future[list[Any]]:
         loop = asyncio.get_running_loop()
         reply: asyncio.Future[list[Any]] = loop.create_future()
         loop.call_later(0.05, reply.set_result, [loading])
@@ -414,6 +415,31 @@ def failed(error: str, **more: str) -> list[str]:
     given = {"run_id": "r", "node_id": "n", "token": str(TOKEN), "success": "0"}
     given |= {"output": "null", "error": error, **more}
     return [part for pair in given.items() for part in pair]
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("short", "short"),
+        (5, None),
+        ({"a": ["b"]}, None),
+        (None, None),
+        ("x" * 100_000, MAX_TRACEBACK_BYTES),
+    ],
+)
+async def test_a_received_traceback_is_a_bounded_text_or_left_out(
+    ends: Ends, given: Any, kept: Any
+) -> None:
+    reported = orjson.dumps({"type": "E", "message": "m", "traceback": given}).decode()
+    await ends.pipe.call("XADD", RESULTS, "*", *failed(reported))
+    (found,) = await ends.results.read([RESULTS], 10)
+    assert await ends.pipe.call("LLEN", DEAD) == 0
+    error = found.content.error
+    if isinstance(kept, int):
+        assert len(error["traceback"]) <= kept
+    else:
+        assert error.get("traceback") == kept
+    assert ("traceback" in error) is (kept is not None)
 
 
 @pytest.mark.parametrize(

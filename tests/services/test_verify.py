@@ -54,6 +54,8 @@ def drawn(random: Random) -> Any:
             more[name] = {"condition": random.choice(CONDITIONS).format(parent=above[0])}
         elif random.random() < 0.3:
             more[name] = {"max_retries": 2}
+        if random.random() < 0.3:
+            more[name] = {**more.get(name, {}), "allow_failure": True}
     policy = random.choice(["continue", "continue", "fail_fast"])
     return graph(parents, on_failure=policy, max_concurrency=random.choice([None, 2, 3]), **more)
 

@@ -166,6 +166,18 @@ class TestTheSchema:
         monkeypatch.undo()
         await pool.ping()
 
+    async def test_a_database_of_the_first_version_is_upgraded(
+        self, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(postgres_pool, "SCHEMA_VERSION", 1)
+        async with PostgresPool(url) as old:
+            await old.ping()
+            assert [row[0] for row in await old.rows("schema_version")] == [1]
+        monkeypatch.undo()
+        async with PostgresPool(url) as new:
+            assert await new.rows("log_heads", ["no run"]) == []
+            assert [row[0] for row in await new.rows("schema_version")] == [SCHEMA_VERSION]
+
     async def test_a_user_without_permission_gets_an_error_with_the_missing_grant(
         self, postgres_server: Databases, url: str
     ) -> None:

@@ -132,6 +132,14 @@ async def register(records: Records, name: str = "test", **fields: Any) -> Any:
     return await records.register(name, *stored_definition(workflow(name, **fields)), NOW)
 
 
+def test_a_definition_without_a_newer_field_keeps_its_digest() -> None:
+    given = {"name": "w", "nodes": [{"id": "a", "handler": "input"}]}
+    digest, _ = stored_definition(Workflow.model_validate(given))
+    assert digest == "2f34046fa80417343e307526974c3f34f871476d45a28a9c697b94015ca567ef"
+    given["nodes"][0]["allow_failure"] = True  # type: ignore[index]
+    assert stored_definition(Workflow.model_validate(given))[0] != digest
+
+
 class TestWorkflows:
     async def test_versions_grow_only_with_changes(self, keeper: Keeper) -> None:
         records = keeper.records

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
 import threading
@@ -10,7 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.stores.sqlite.file import SqliteFile, readable_by_others
+from dovetail.core.node_logs import LogChunk, LogLine
+from dovetail.core.transitions import Submit
+from dovetail.stores.sqlite import file as sqlite_file
+from dovetail.stores.sqlite.file import (
+    SCHEMA_VERSION,
+    SqliteFile,
+    readable_by_others,
+    split_statements,
+    statements,
+)
+from dovetail.stores.sqlite.group_commit import LOG_SECONDS
+from dovetail.stores.sqlite.records import SqliteRecords
+from dovetail.stores.sqlite.store import SqliteStore
+
+from ..services.archive_world import DIAMOND, graph
 
 
 @pytest.fixture(params=[0o000, 0o022])
@@ -74,3 +89,51 @@ def test_opening_the_file_again_drops_no_lock_of_another_connection(tmp_path: Pa
     first.execute("ROLLBACK")
     first.close()
     second.close()
+
+
+async def test_a_file_of_the_first_version_is_upgraded_with_its_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "dovetail.db"
+    monkeypatch.setattr(sqlite_file, "SCHEMA_VERSION", 1)
+    async with SqliteStore(path) as store:
+        await store.create(Submit("r", graph(DIAMOND), {}), 1000.0)
+    monkeypatch.undo()
+    async with SqliteStore(path) as store:
+        store.log([one_line("r", 0)])
+        await store.apply([], 1000.0, durable=True)
+        assert len(await SqliteRecords(store).logs("r")) == 1
+        assert store.pragma("user_version") == SCHEMA_VERSION
+
+
+def one_line(run_id: str, number: int) -> LogChunk:
+    return LogChunk(run_id, "a", 1, 1, number, [LogLine(1.0, "INFO", "l", "text")])
+
+
+def test_a_trigger_is_one_statement_of_the_schema() -> None:
+    (trigger,) = [
+        one
+        for one in split_statements(statements()["schema_2"])
+        if one.startswith("CREATE TRIGGER")
+    ]
+    assert trigger.endswith("END")
+
+
+async def test_a_missing_table_of_logs_is_found_and_not_in_the_way_of_runs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with SqliteStore(tmp_path / "dovetail.db") as store:
+        await store.transact(lambda c: c.execute("DROP TABLE logs"))
+        for number in range(3):
+            store.log([one_line("r", number)])
+            await asyncio.sleep(2 * LOG_SECONDS)
+        store.log([one_line("r", 3)])
+        await store.create(Submit("r", graph(DIAMOND), {}), 1000.0)
+        assert (await store.load("r")).id == "r"
+        found = await SqliteRecords(store).doctor()
+    assert [one.message for one in found if one.check == "schema" and not one.ok] == [
+        "the table logs is missing",
+        "the index logs_in_order is missing",
+        "the index logs_by_attempt is missing",
+    ]
+    assert caplog.text.count("lines of logs are lost") == 1

@@ -28,6 +28,8 @@ class Received:
     says: str
     attributes: dict[str, Any]
     events: list[str]
+    exceptions: list[dict[str, Any]]
+    """The attributes of its `exception` events."""
 
 
 class Receiver:
@@ -93,6 +95,7 @@ def _read(request: ExportTraceServiceRequest) -> list[Received]:
             says=span.status.message,
             attributes=_values(span.attributes),
             events=[event.name for event in span.events],
+            exceptions=[_values(e.attributes) for e in span.events if e.name == "exception"],
         )
         for whole in request.resource_spans
         for scope in whole.scope_spans

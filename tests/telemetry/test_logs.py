@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from dovetail.config import Settings
+from dovetail.core.events import Token
 from dovetail.engine.listener import REQUEST_ID
+from dovetail.engine.ports import Task
+from dovetail.engine.worker import log_failure
 from dovetail.telemetry.logs import show_logs
 
 from .conftest import Three
@@ -24,8 +29,10 @@ SETTINGS = {"secrets": {"KEY": SECRET}, "tokens": ("a-token-of-the-api:read",)}
 @pytest.fixture(autouse=True)
 def _as_it_was() -> Iterator[None]:
     root, ours = logging.getLogger(), logging.getLogger("dovetail")
+    attempts = logging.getLogger("dovetail.attempts")
     handlers, level = list(root.handlers), ours.level
     yield
+    attempts.setLevel(logging.NOTSET)
     logging.captureWarnings(False)
     root.handlers[:] = handlers
     ours.setLevel(level)
@@ -89,10 +96,15 @@ def test_a_service_names_the_run_and_the_request(capsys: pytest.CaptureFixture[s
     token = REQUEST_ID.set("abc")
     logging.getLogger("dovetail.api").info("of a request with a-token-of-the-api")
     REQUEST_ID.reset(token)
-    assert said(capsys) == [
+    lines = said(capsys)
+    assert [line.partition(" ")[2] for line in lines] == [
         "fetch: 12 pages run_id=r1 attempt=2",
         "dovetail.api: of a request with *** request_id=abc",
     ]
+    for line in lines:
+        assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ", line)
+        at = datetime.fromisoformat(line.partition(" ")[0])
+        assert abs(at - datetime.now(UTC)) < timedelta(minutes=1)
 
 
 def test_a_traceback_cannot_be_mistaken_for_records(capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,6 +118,38 @@ def test_a_traceback_cannot_be_mistaken_for_records(capsys: pytest.CaptureFixtur
     assert all(line.startswith("  | ") for line in block)
     assert SECRET not in str(block)
     assert "  | dovetail.api: error: forged" in block
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "Traceback (most recent call last):",
+        "  + Exception Group Traceback (most recent call last):",
+    ],
+)
+def test_a_failed_attempt_is_logged_by_services_with_its_traceback(
+    head: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    show_logs(Settings.model_validate(SETTINGS), names=True)
+    task = Task("r1", "fetch", Token(1, 2, 3), "h", {}, {}, {}, 1.0)
+    log_failure(task, {"traceback": f"{head}\n  File \nValueError: x"})
+    first, *block = said(capsys)
+    assert first.startswith("fetch: warning: attempt 2 of node 'fetch' of run r1 failed")
+    assert block == [f"  | {head}", "  |   File ", "  | ValueError: x"]
+    show_logs(Settings.model_validate(SETTINGS))
+    log_failure(task, {"traceback": head})
+    assert said(capsys) == [], "a command for one run has its own display of attempts"
+
+
+def test_a_program_without_logging_does_not_see_failed_attempts() -> None:
+    code = (
+        "from dovetail import WorkflowDAG, WorkflowExecutor\n"
+        "def broken(ctx): raise ValueError('x')\n"
+        "dag = WorkflowDAG().add_step('a', broken)\n"
+        "print(WorkflowExecutor().execute_sync(dag).steps['a'].error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("ValueError: x\n", "")
 
 
 @pytest.mark.parametrize("form", ["console", "json"])
@@ -136,7 +180,7 @@ def test_every_log_record_is_one_line(form: str, capsys: pytest.CaptureFixture[s
         if form == "json":
             assert json.loads(line.replace("NaN", "null"))["message"] == "reported"
         else:
-            assert line.startswith("dovetail.x: reported ")
+            assert line.partition(" ")[2].startswith("dovetail.x: reported ")
 
 
 def test_warnings_are_records_and_setting_up_logs_twice_shows_them_once(

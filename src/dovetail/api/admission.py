@@ -336,13 +336,18 @@ class Gate:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
     async def pass_through(self, caller: str) -> None:
-        if not self._left:
-            passes: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.setdefault(caller, deque()).append(passes)
+        if passes := self.enter(caller):
             await passes  # a cancelled request is passed over
-            return
-        self._left -= 1
-        self._open_soon()
+
+    def enter(self, caller: str) -> asyncio.Future[None] | None:
+        """None if the caller may begin at once; else a future that is done when it may."""
+        if self._left:
+            self._left -= 1
+            self._open_soon()
+            return None
+        passes: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(caller, deque()).append(passes)
+        return passes
 
     def _open_soon(self) -> None:
         if not self._opening:

@@ -74,6 +74,19 @@ def run_ending(run: Mapping[str, Any], since: float | None = None) -> Iterator[L
     yield [status_piece(run["status"]), (f" {run['run_id'][:6]} in {took}", "")]
     if run["status"] == RunStatus.FAILED:
         yield from causes(run)
+    yield from allowed_failures(run)
+
+
+def allowed_failures(run: Mapping[str, Any]) -> Iterator[Line]:
+    """One line that names the failed nodes of a run that completed."""
+    if run["status"] != RunStatus.COMPLETED:
+        return
+    names = [node["id"] for node in run["nodes"] if node["status"] == NodeStatus.FAILED]
+    if names:
+        shown = ", ".join(clip(name, LONGEST_ID) for name in names[:MAX_CAUSES])
+        more = ", …" if len(names) > MAX_CAUSES else ""
+        verb = "was" if len(names) == 1 else "were"
+        yield [(f"{counted(len(names), 'failure')} {verb} allowed: {shown}{more}", "wait")]
 
 
 def seconds_taken(run: Mapping[str, Any], since: float | None = None) -> float:

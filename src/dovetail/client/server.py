@@ -270,6 +270,9 @@ class RemoteEngine:
         query = {"partial": "true", **FULL} if partial else FULL
         return await self._get(at("runs", run_id, "results"), **query)
 
+    async def node_detail(self, run_id: str, node: str) -> dict[str, Any]:
+        return await self._get(at("runs", run_id, "nodes", node))
+
     async def events(
         self, run_id: str, *, after: int = 0, limit: int | None = None
     ) -> list[dict[str, Any]]:

@@ -200,6 +200,7 @@ class NodeSpec:
     cache_ttl: float | None
     resource_tag: str | None
     at_most_once: bool
+    allow_failure: bool
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -251,6 +252,7 @@ def build_graph(workflow: Workflow, default_retries: Mapping[str, int]) -> Graph
             cache_ttl=None if node.cache is None else node.cache.ttl_seconds,
             resource_tag=node.resource_tag or defaults.resource_tag,
             at_most_once=node.delivery == "at_most_once",
+            allow_failure=node.allow_failure,
         )
         for number, node in enumerate(workflow.nodes)
     )

@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from typing import Any
 
 from dovetail.core.errors import TemplateError
-from dovetail.core.events import Event, Token
+from dovetail.core.events import TRACEBACK, Event, Token
 from dovetail.core.run import NodeState, Phase, RunState, encoded_size
 from dovetail.core.states import FINAL, NodeStatus, Reason, RunStatus
 from dovetail.core.text import died_during
@@ -78,8 +78,11 @@ def resolve(run: RunState, ready: list[int], out: Decision, now: float, nonce: i
             except Undecided:
                 return  # nothing is queued before all are decided: `resolve` comes again
             except TemplateError as problem:
-                message = f"node '{spec.id}': condition {problem}"
-                fail_node(run, index, {"type": problem.type, "message": message}, out, now)
+                error = {
+                    "type": problem.type,
+                    "message": f"node '{spec.id}': condition {problem}",
+                }
+                ready.extend(fail_node(run, index, error, out, now))
                 continue
             reason = Reason.CONDITION_FALSE
         skip_node(run, index, reason, None, out, now)
@@ -98,9 +101,37 @@ def resolve(run: RunState, ready: list[int], out: Decision, now: float, nonce: i
 def count_parents(run: RunState, pending: list[int]) -> None:
     """Set how many parents these PENDING nodes wait for, from the parents' states."""
     for index in pending:
-        parents = [run.nodes[parent].status for parent in run.graph.nodes[index].parents]
-        run.nodes[index].waiting = sum(status not in (COMPLETED, SKIPPED) for status in parents)
-        run.nodes[index].fed = COMPLETED in parents
+        parents = run.graph.nodes[index].parents
+        done = sum(is_done(run, parent) for parent in parents)
+        skipped = sum(run.nodes[parent].status is SKIPPED for parent in parents)
+        run.nodes[index].waiting = len(parents) - done - skipped
+        run.nodes[index].fed = done > 0
+
+
+def is_done(run: RunState, index: int) -> bool:
+    """Whether the node lets its children run: it completed, or its failure is allowed."""
+    return run.nodes[index].status is COMPLETED or is_allowed_failure(run, index)
+
+
+def is_allowed_failure(run: RunState, index: int) -> bool:
+    """Whether the node failed by itself, and that does not fail its run.
+
+    A node that `fail_fast` failed along with its parent did not fail by itself.
+    """
+    node = run.nodes[index]
+    return (
+        node.status is FAILED
+        and run.graph.nodes[index].allow_failure
+        and node.reason is not Reason.DEPENDENCY_FAILED
+    )
+
+
+def count_failures(run: RunState) -> int:
+    """The failed nodes that fail the run."""
+    return sum(
+        node.status is FAILED and not is_allowed_failure(run, index)
+        for index, node in enumerate(run.nodes)
+    )
 
 
 def queue_node(run: RunState, index: int, out: Decision, now: float, nonce: int) -> None:
@@ -133,14 +164,15 @@ def weigh(run: RunState, node: NodeState, output: Any) -> dict[str, Any] | None:
     return None
 
 
-def overweight(run: RunState, index: int, error: dict[str, Any], now: float) -> Decision:
+def overweight(
+    run: RunState, index: int, error: dict[str, Any], now: float, nonce: int
+) -> Decision:
     """The output exceeds the run's limit: the node fails without a retry."""
     out = Decision()
     node = run.nodes[index]
     node.answered = node.token
     run.active -= 1
-    fail_node(run, index, error, out, now)
-    fill_slots_and_finish(run, out, now)
+    resolve(run, fail_node(run, index, error, out, now), out, now, nonce)
     return out
 
 
@@ -204,31 +236,55 @@ def end_run(run: RunState, out: Decision, now: float) -> None:
 
 
 def first_error(run: RunState) -> dict[str, Any] | None:
-    """The error of the first failed node in the definition, so that timing does not matter."""
+    """The error of the first failed node in the definition, so that timing does not matter.
+
+    The error of an allowed failure is not the run's.
+    """
     for spec, node in zip(run.graph.nodes, run.nodes, strict=True):
-        if node.status is FAILED and node.error is not None:
+        if node.status is not FAILED or is_allowed_failure(run, spec.index):
+            continue
+        if node.error is not None:
             return {**node.error, "node": spec.id}
     return None
 
 
-def fail_node(run: RunState, index: int, error: dict[str, Any], out: Decision, now: float) -> None:
-    """End a node as FAILED, with its descendants and, under `fail_fast`, the whole run."""
+def failure_data(error: dict[str, Any]) -> dict[str, Any]:
+    """The data of the event of a failed attempt: its error, and the traceback beside it.
+
+    Only the event keeps the traceback. The errors of nodes and runs are read often, and stay small.
+    """
+    if TRACEBACK not in error:
+        return {"error": error}
+    small = {name: value for name, value in error.items() if name != TRACEBACK}
+    return {"error": small, TRACEBACK: error[TRACEBACK]}
+
+
+def fail_node(
+    run: RunState, index: int, error: dict[str, Any], out: Decision, now: float
+) -> list[int]:
+    """End a node as FAILED, with its descendants and, under `fail_fast`, the whole run.
+
+    An allowed failure ends only the node; the children that are ready by it are returned.
+    """
     graph, nodes = run.graph, run.nodes
     node, node_id = nodes[index], graph.nodes[index].id
-    node.error = error
+    is_allowed = graph.nodes[index].allow_failure
+    data = failure_data(error)
+    node.error = error = data["error"]
     finish(run, node, FAILED, now)
-    run.failed += 1
-    data: dict[str, Any] = {"error": error}
+    run.failed += not is_allowed
     if node.reason is not None:
         data["reason"] = node.reason
     record_change(run, index, out, now, "node.failed", data)
     if run.status is not RunStatus.RUNNING:
-        return  # the run had failed before; this node was only allowed to finish
+        return []  # the run had failed before; this node only had to finish
+    if is_allowed:
+        return feed_children(run, index)
     below = pending_below(run, index)
     if not graph.fail_fast:
         for child in below:
             skip_node(run, child, Reason.DEPENDENCY_FAILED, node_id, out, now)
-        return
+        return []
     run.status = RunStatus.FAILED
     run.error = {**error, "node": node_id}
     why = {"reason": Reason.DEPENDENCY_FAILED, "cause": node_id}
@@ -244,6 +300,21 @@ def fail_node(run: RunState, index: int, error: dict[str, Any], out: Decision, n
             cancel_node(run, other, Reason.RUN_FAILED, out, now)
     run.held.clear()
     log(run, out, now, "run.failed", {"error": run.error})
+    return []
+
+
+def feed_children(run: RunState, index: int) -> list[int]:
+    """The failure of the node is allowed: count it off at its children as if it had completed.
+    Returns the children that are ready."""
+    ready = []
+    for child in run.graph.nodes[index].children:
+        node = run.nodes[child]
+        if node.status is PENDING:
+            node.waiting -= 1
+            node.fed = True
+            if not node.waiting:
+                ready.append(child)
+    return ready
 
 
 def lose_node(
@@ -260,7 +331,8 @@ def lose_node(
         message = died_during(node.crashes, node.attempt)
         error = {"type": Reason.WORKER_LOST.value, "message": message}
         node.reason = Reason.WORKER_LOST
-        fail_node(run, index, error, out, now)
+        if ready := fail_node(run, index, error, out, now):
+            resolve(run, ready, out, now, nonce)
     elif run.status is not RunStatus.RUNNING:
         cancel_node(run, index, Reason.RUN_FAILED, out, now)  # nothing starts in a failed run
     else:

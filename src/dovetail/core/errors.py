@@ -145,6 +145,8 @@ class PermanentError(DovetailError):
     def __init__(self, message: str = "", *, type: str = "PermanentError") -> None:  # noqa: A002
         super().__init__(message)
         self.type = type
+        self.details: dict[str, Any] = {}
+        """`where` and `traceback` of the error that it replaces, if there is one."""
 
 
 class RetryableError(DovetailError):

@@ -42,6 +42,11 @@ RUN_ENDS = {
 """The status of a run by the event that ends it."""
 
 
+TRACEBACK = "traceback"
+"""In the data of `node.retrying` and `node.failed`, beside `error`. Users read it with the attempts
+of a node; the events that they see are without it."""
+
+
 class Event(NamedTuple):
     """One entry of the log. `epoch` is the node's; for a run event the run's."""
 

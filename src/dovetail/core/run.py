@@ -76,7 +76,8 @@ class NodeState:
     waiting: int
     """Parents that are not settled yet; at zero the node is ready."""
     fed: bool
-    """A parent completed: once ready, the node runs. If all were skipped, so is the node."""
+    """A parent completed, or its failure is allowed: once ready, the node runs. If all were
+    skipped, so is the node."""
     attempt: int
     crashes: int
     token: Token
@@ -170,6 +171,7 @@ class RunState:
         """Of all its outputs."""
         self.unfinished = len(self.nodes)
         self.failed = 0
+        """Nodes whose failure is not allowed."""
         self.cancelled = 0
         self.active = 0
         """Nodes published or RUNNING; `max_concurrency` limits them."""

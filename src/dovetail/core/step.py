@@ -12,7 +12,7 @@ The principles:
 - **Fencing.** A node gets a `Token` when it is queued. Claim, renew, complete, fail, park and
   reap carry it. One comparison with the stored token replaces all flags and locks.
 - **Fan-in.** `waiting` counts a node's unsettled parents. A parent settles once per epoch,
-  because it can enter COMPLETED or SKIPPED only once. So no parent is counted twice.
+  because it can enter COMPLETED, SKIPPED or FAILED only once. So no parent is counted twice.
 - **Order.** Nodes that become ready in one transition are queued in definition order, after all
   skips that follow from it.
 - **Cost.** A completion costs O(children). Only a failure under `fail_fast`, a cancel and a
@@ -28,7 +28,6 @@ from typing import Any
 from dovetail.core.dag import layers
 from dovetail.core.effects import (
     COMPLETED,
-    FAILED,
     HELD,
     PENDING,
     PUBLISHED,
@@ -36,11 +35,14 @@ from dovetail.core.effects import (
     RUNNING,
     cancel_node,
     complete_children,
+    count_failures,
     count_parents,
     fail_node,
+    failure_data,
     fence,
     fill_slots_and_finish,
     finish,
+    is_allowed_failure,
     log,
     lose_node,
     outstanding,
@@ -78,6 +80,9 @@ from dovetail.core.transitions import (
     Transition,
     Wake,
 )
+
+MAX_NAMED = 10
+"""The nodes that a refused retry names."""
 
 
 def begin(submit: Submit, now: float, nonce: int) -> tuple[RunState, Decision]:
@@ -192,7 +197,7 @@ def complete(run: RunState, transition: Complete, now: float, nonce: int) -> Dec
     if node.status is not RUNNING or node.token != transition.token:
         return refuse(run, index, transition.token, now)
     if run.max_bytes is not None and (error := weigh(run, node, transition.output)):
-        return overweight(run, index, error, now)
+        return overweight(run, index, error, now, nonce)
     out = Decision()
     node.answered = transition.token
     node.output = transition.output
@@ -217,7 +222,7 @@ def recall(run: RunState, transition: Recall, now: float, nonce: int) -> Decisio
     if node.phase is not PUBLISHED or node.token != transition.token:
         return NOTHING
     if run.max_bytes is not None and (error := weigh(run, node, transition.output)):
-        return overweight(run, index, error, now)
+        return overweight(run, index, error, now, nonce)
     out = Decision()
     node.output = transition.output
     node.error = None
@@ -248,7 +253,7 @@ def fail(run: RunState, transition: Fail, now: float, nonce: int) -> Decision:
         or retry_number > spec.max_retries
         or run.status is not RunStatus.RUNNING
     ):
-        fail_node(run, index, transition.error, out, now)
+        resolve(run, fail_node(run, index, transition.error, out, now), out, now, nonce)
     else:
         wait = delay(
             spec.retry,
@@ -257,8 +262,9 @@ def fail(run: RunState, transition: Fail, now: float, nonce: int) -> Decision:
             after=transition.after,
             at_least=transition.at_least,
         )
-        node.error = transition.error
-        data = {"error": transition.error, "delay": wait, "retry": retry_number}
+        data = failure_data(transition.error)
+        node.error = data["error"]
+        data |= {"delay": wait, "retry": retry_number}
         record_change(run, index, out, now, "node.retrying", data)
         release_lease(node)
         fence(node, nonce)
@@ -266,7 +272,7 @@ def fail(run: RunState, transition: Fail, now: float, nonce: int) -> Decision:
         node.phase = Phase.BACKING_OFF
         node.until = now + wait
         out.wake = [(node.until, Wake(run.id, transition.node, node.token))]
-    fill_slots_and_finish(run, out, now)
+        fill_slots_and_finish(run, out, now)
     return out
 
 
@@ -359,8 +365,8 @@ def cancel(run: RunState, transition: Cancel, now: float, nonce: int) -> Decisio
         if node.status not in FINISHED:
             cancel_node(run, index, Reason.RUN_CANCELLED, out, now)
     # Counted anew: a cancelled run ends, whatever its counts say.
-    statuses = [node.status for node in run.nodes]
-    run.failed, run.cancelled = statuses.count(FAILED), statuses.count(NodeStatus.CANCELLED)
+    run.failed = count_failures(run)
+    run.cancelled = sum(node.status is NodeStatus.CANCELLED for node in run.nodes)
     run.unfinished = run.active = 0
     run.held.clear()
     if run.status not in FINAL and not run.failed and not run.cancelled:
@@ -394,7 +400,7 @@ def retry(run: RunState, transition: Retry, now: float, nonce: int) -> Decision:
         nodes[index] = NodeState(run.epoch, 0)
     # Counted anew from the states: the counts of a failed epoch do not matter.
     run.unfinished = sum(node.status not in FINISHED for node in nodes)
-    run.failed = sum(node.status is FAILED for node in nodes)
+    run.failed = count_failures(run)
     run.cancelled = 0
     run.active = sum(node.status is RUNNING for node in nodes)
     count_parents(run, reset)
@@ -409,12 +415,25 @@ def retry_plan(run: RunState, from_node: str | None = None) -> list[int] | str:
     if run.status not in FINAL:
         return f"run {run.id} is {run.status}: only a run that has ended can be retried"
     if run.status is RunStatus.COMPLETED and from_node is None:
-        return f"run {run.id} is COMPLETED: name the node to rerun it from"
+        return _completed(run)
     reset = {i for i, node in enumerate(run.nodes) if node.status not in (COMPLETED, RUNNING)}
     if from_node is not None:
         start = run.graph.index[from_node]
         reset.update((start, *run.graph.descendants(start)))
     return sorted(reset)
+
+
+def _completed(run: RunState) -> str:
+    """Why a retry of a completed run is refused if it names no node."""
+    specs = run.graph.nodes
+    allowed = [spec.id for spec in specs if is_allowed_failure(run, spec.index)]
+    if not allowed:
+        return f"run {run.id} is COMPLETED: name the node to rerun it from"
+    names = ", ".join([*allowed[:MAX_NAMED], *["…"] * (len(allowed) > MAX_NAMED)])
+    return (
+        f"run {run.id} is COMPLETED with allowed failures ({names}): "
+        "name the node to rerun it from with `from`"
+    )
 
 
 def explain_refusal(run: RunState, transition: Cancel | Retry) -> Conflict | NotFound:

@@ -26,3 +26,27 @@ def died_during(crashes: int, attempt: int) -> str:
 def counted(number: int, noun: str, plural: str | None = None) -> str:
     """`1 node`, `12 nodes`, `0 nodes`; with `plural`, `1 task waits`, `2 tasks wait`."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+MAX_TRACEBACK_BYTES = 32 << 10
+
+
+def cut_middle(text: str, max_bytes: int = MAX_TRACEBACK_BYTES) -> str:
+    """A text of at most `max_bytes` in UTF-8. A longer one loses whole lines of its middle, and a
+    line there says how many bytes that were."""
+    if len(text) <= max_bytes // 4:
+        return text
+    data = text.encode("utf-8", "backslashreplace")
+    if len(data) <= max_bytes:
+        return text
+    note = "\n  … {:,} bytes left out …\n"
+    half = (max_bytes - len(note.format(len(data)).encode())) // 2
+    head, tail = data[:half], data[-half:]
+    # At a line break, unless a line is so long that most of the text would be lost.
+    if (end := head.rfind(b"\n")) > half // 2:
+        head = head[:end]
+    if 0 <= (start := tail.find(b"\n")) < half // 2:
+        tail = tail[start + 1 :]
+    first, last = head.decode(errors="ignore"), tail.decode(errors="ignore")
+    lost = len(data) - len(first.encode()) - len(last.encode())
+    return f"{first}{note.format(lost)}{last}"

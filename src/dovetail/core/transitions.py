@@ -80,6 +80,7 @@ class Fail(NamedTuple):
     node: str
     token: Token
     error: dict[str, Any]
+    """`type`, `message`, and what is known of `where` and `traceback`."""
     permanent: bool = False
     after: float | None = None
     at_least: float | None = None

@@ -160,6 +160,10 @@ class EngineApi(Protocol):
         """Raises `Conflict` while its status is not final, unless `partial`."""
         ...
 
+    async def node_detail(self, run_id: str, node: str) -> dict[str, Any]:
+        """A node with its template, rendered config, inputs and attempts. Raises `NotFound`."""
+        ...
+
     async def events(
         self, run_id: str, *, after: int = 0, limit: int | None = None
     ) -> list[dict[str, Any]]:

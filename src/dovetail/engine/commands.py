@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, cast
 
 import orjson
 
+from dovetail.core.attempts import is_about_attempts
 from dovetail.core.audit.event_check import audit, inconsistencies
 from dovetail.core.audit.journal_check import verify
 from dovetail.core.dag import Graph, build_graph
@@ -44,10 +45,11 @@ from dovetail.core.errors import (
 )
 from dovetail.core.events import Event
 from dovetail.core.fork import ForkPlan, plan_fork
-from dovetail.core.outputs import ONLY_SIZES, OutputReference, ReadBudget
+from dovetail.core.outputs import ONLY_SIZES, OutputReference, ReadBudget, parts
 from dovetail.core.run import RunState
 from dovetail.core.states import FINAL, FINISHED, NodeStatus, RunStatus
 from dovetail.core.step import explain_refusal, retry_plan
+from dovetail.core.templates import MAX_CONFIG_SIZE
 from dovetail.core.transitions import Cancel, Retry, Submit
 from dovetail.core.values import NotJson
 from dovetail.engine.api import Accepted, Given, Owner
@@ -55,6 +57,7 @@ from dovetail.engine.clock import Clock
 from dovetail.engine.explain import explain
 from dovetail.engine.idempotency import KeyedRequest
 from dovetail.engine.limits import DEFAULT_BURST, DEFAULT_RATE, FASTEST, LARGEST_BURST, SLOWEST
+from dovetail.engine.node_detail import NodeDetail
 from dovetail.engine.ports import (
     ALL_RUNS,
     Driver,
@@ -88,6 +91,8 @@ MAX_BATCHES_PER_PAGE = 100
 """In a page: each is counted."""
 MAX_AUDITED_EVENTS = 2_000
 """Events of a run that are read to explain it; `verify` reads all of them."""
+LOG_SECONDS = 10.0
+"""To read the log of a run up to an event that was there."""
 MAX_TRIES = 3
 """To cancel or retry a run in a store that does not keep the change."""
 _AGAIN = (RunStatus.FAILED, RunStatus.CANCELLED)
@@ -153,6 +158,8 @@ class Commands:
     It may write, so it is not to be asked often."""
     lost: Callable[[], Awaitable[None]] = _never
     """Raises what ended the store of this process, when something does."""
+    max_config_bytes: int = MAX_CONFIG_SIZE
+    """Of a node's rendered config."""
     _compiled: dict[Any, _Compiled] = field(default_factory=dict)
 
     # ── definitions ──────────────────────────────────────────────────────────────────────
@@ -410,17 +417,47 @@ class Commands:
 
     async def with_output(self, run_id: str, node: str) -> tuple[RunState, int]:
         run = await self.store.load(run_id, room=ONLY_SIZES)
-        place = run.graph.index.get(node)
-        if place is None:
-            near = get_close_matches(node, run.graph.index, 1)
-            hint = f"; did you mean '{near[0]}'?" if near else ""
-            raise NotFound(f"run {run_id} has no node {shown(node)}{hint}")
+        place = _place_of(run, node)
         status = run.nodes[place].status
         if status not in FINISHED:
             raise Conflict(f"node '{node}' of run {run_id} is {status}: it has no output yet")
         if status is not NodeStatus.COMPLETED:
             raise NotFound(f"node '{node}' of run {run_id} is {status}: it has no output")
         return run, place
+
+    async def node_detail(self, run_id: str, node: str) -> dict[str, Any]:
+        for _ in range(MAX_TRIES - 1):
+            try:
+                return await self._node_detail(run_id, node)
+            except StoreError as problem:
+                if type(problem) is not StoreError:  # the store is away, or the run is damaged
+                    raise
+                # Else the run was retried while it was read, or went to the archive.
+        return await self._node_detail(run_id, node)
+
+    async def _node_detail(self, run_id: str, node: str) -> dict[str, Any]:
+        run = await self.store.load(run_id, room=ONLY_SIZES)
+        place = _place_of(run, node)
+        is_finished, seq = run.nodes[place].status in FINISHED, run.seq
+        detail = NodeDetail(run, place, self.max_config_bytes)
+        for names in parts({name: one.size for name, one in detail.unread.items()}):
+            wanted = [detail.unread[name] for name in names]
+            for name, text in zip(names, await self.store.read_outputs(run, wanted), strict=True):
+                detail.put(name, orjson.loads(text))
+        why = None
+        if not is_finished:
+            explained = (await self.explain(run_id))["nodes"]
+            fields = ("code", "why", "details")
+            why = next(
+                ({f: one[f] for f in fields} for one in explained if one["id"] == node), None
+            )
+        log = self._log_up_to(run_id, seq)
+        try:
+            async with asyncio.timeout(LOG_SECONDS):
+                events = [event async for event in log if is_about_attempts(event, node)]
+        except TimeoutError:  # the store has lost the end of the log since
+            raise StoreError(f"run {run_id}: its log ends before event {seq}") from None
+        return detail.view(events, why)
 
     async def events(
         self, run_id: str, *, after: int = 0, limit: int | None = None
@@ -471,16 +508,17 @@ class Commands:
 
     async def _events_of(self, run: RunState) -> list[Event]:
         """Its log up to the moment at which it was loaded."""
-        events: list[Event] = []
-        if not run.seq:
-            return events  # it is not made yet, and a watch would wait for that
-        feed = self.store.watch(run.id)
+        return [event async for event in self._log_up_to(run.id, run.seq)]
+
+    async def _log_up_to(self, run_id: str, last: int) -> AsyncGenerator[Event]:
+        if not last:
+            return  # the run is not made yet, and a watch would wait for that
+        feed = self.store.watch(run_id)
         async with aclosing(cast("AsyncGenerator[Event]", feed)):
             async for event in feed:
-                events.append(event)
-                if event.seq >= run.seq:
+                yield event
+                if event.seq >= last:
                     break
-        return events
 
     # ── runs are moved ───────────────────────────────────────────────────────────────────
 
@@ -748,6 +786,16 @@ class Commands:
             raise InvalidParams(problems)
         await self.rates.set(tag, rate_per_second, burst)
         return await self.rate_limit(tag)
+
+
+def _place_of(run: RunState, node: str) -> int:
+    """Raises `NotFound` for a node that the run does not have."""
+    place = run.graph.index.get(node)
+    if place is None:
+        near = get_close_matches(node, run.graph.index, 1)
+        hint = f"; did you mean '{near[0]}'?" if near else ""
+        raise NotFound(f"run {run.id} has no node {shown(node)}{hint}")
+    return place
 
 
 def check_alias(alias: str) -> None:

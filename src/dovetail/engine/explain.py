@@ -67,6 +67,25 @@ def explain(
     return explained
 
 
+_ENDED = {
+    Reason.CONDITION_FALSE: "skipped: its condition is false",
+    Reason.DEPENDENCY_SKIPPED: "skipped: all its parents were skipped",
+    Reason.RUN_FAILED: "cancelled: its run has failed",
+    Reason.RUN_CANCELLED: "cancelled with its run",
+    Reason.WORKER_LOST: "failed: its worker was lost",
+}
+
+
+def explain_end(node: NodeState) -> dict[str, Any] | None:
+    """Why a finished node ended so, if its handler did not decide it."""
+    if node.reason is None:
+        return None
+    details = {} if node.cause is None else {"cause": node.cause}
+    ended = "skipped" if node.status is NodeStatus.SKIPPED else "never started"
+    sentence = _ENDED.get(node.reason) or f"{ended}: '{node.cause}' failed"
+    return {"code": node.reason.value, "why": sentence, "details": details}
+
+
 def counts(nodes: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """How many of a run's nodes are in which state, in words; only states that some node is in.
 

@@ -25,6 +25,7 @@ from dovetail.core.audit.replay import JournalEntry
 from dovetail.core.caching import Caching, Facts
 from dovetail.core.effects import COMPLETED
 from dovetail.core.events import Event, Token
+from dovetail.core.node_logs import LogChunk, StoredChunk
 from dovetail.core.outputs import OutputReference, ReadBudget
 from dovetail.core.run import RunState
 from dovetail.core.templates import Deferred
@@ -246,6 +247,9 @@ class RunQuery:
 
 ALL_RUNS = RunQuery()
 
+MAX_LOG_PAGE_BYTES = 4 << 20
+"""Of the chunks of a log that are read at once."""
+
 
 class Records(Protocol):
     """What is kept beside runs, in the fields of the HTTP API."""
@@ -281,6 +285,24 @@ class Records(Protocol):
         self, run_id: str, after: int = 0, limit: int | None = None
     ) -> list[dict[str, Any]]:
         """Those after that number, in order; no more than `limit`."""
+        ...
+
+    async def logs(
+        self,
+        run_id: str,
+        after: int = 0,
+        *,
+        node: str | None = None,
+        epoch: int | None = None,
+        attempt: int | None = None,
+        item: int | None = None,
+        max_bytes: int = MAX_LOG_PAGE_BYTES,
+    ) -> list[StoredChunk]:
+        """Chunks with lines after that number, in the order of their numbers.
+
+        At least one, if there is one, and no more than `max_bytes` together. The first may begin
+        with lines that are not after that number. Raises `NotFound`.
+        """
         ...
 
     async def open_batch(
@@ -423,8 +445,35 @@ class TaskSource(Protocol):
         """Hand results in, in this order."""
         ...
 
+    def log(self, chunks: Sequence[LogChunk]) -> None:
+        """Hand lines of logs in, and return at once.
+
+        They are written before a result that is reported after them, in the same write where
+        there is one. Lines that cannot be written are lost, with a warning: a log is never in the
+        way of a run.
+        """
+        ...
+
     async def slow(self, tag: str, until: float) -> None:
         """A service asked to be left alone until then."""
+        ...
+
+
+class HandlerLog(Protocol):
+    """The log of an attempt, as far as it is not handed in."""
+
+    @property
+    def is_closed(self) -> bool:
+        """The attempt has ended."""
+        ...
+
+    @property
+    def is_waiting(self) -> bool:
+        """The beginning of a line waits for its end."""
+        ...
+
+    def drain(self) -> Sequence[LogChunk]:
+        """Lines that were not drained yet; of an ended attempt with the last line's beginning."""
         ...
 
 
@@ -433,6 +482,10 @@ class Call(Protocol):
 
     @property
     def is_async(self) -> bool: ...
+    @property
+    def is_logged(self) -> bool:
+        """`begin` has to be called in the context of the handler, to set whose log it is."""
+        ...
 
     def begin(self, task: Task) -> Any:
         """A coroutine if `is_async`; else the work itself, to be done in a thread."""
@@ -442,8 +495,17 @@ class Call(Protocol):
         """Ask the handler to stop, if it checks for that."""
         ...
 
+    def warn(self, message: str) -> None:
+        """Add a line of the worker to the log of the attempt."""
+        ...
+
+    def end_log(self) -> None:
+        """The attempt has ended: what is written later is not part of its log."""
+        ...
+
     def seal(self, task: Task, output: Any) -> Any:
-        """What is stored of an output. Raises `PermanentError` for one that cannot be."""
+        """What is stored of an output; ends the log. Raises `PermanentError` for one that cannot
+        be stored."""
         ...
 
     def caching(self, task: Task) -> Caching | None:
@@ -452,18 +514,22 @@ class Call(Protocol):
         ...
 
     def describe(self, error: BaseException) -> dict[str, Any]:
-        """What is stored of an error: `type`, `message` and, where known, `where`."""
+        """What is stored of an error: `type`, `message` and, where known, `where` and
+        `traceback`. Ends the log."""
         ...
 
 
 Report = Callable[[Task, float, str], None]
+OnLines = Callable[[HandlerLog], None]
 
 
 class Calls(Protocol):
     """Makes calls of tasks: finds the handler, checks its config, builds its context."""
 
-    def open(self, task: Task, report: Report) -> Call:
+    def open(self, task: Task, report: Report, on_lines: OnLines) -> Call:
         """Make the call; `report` is for its progress, from whichever thread.
+
+        `on_lines` is called from any thread when its log has lines, once until they are drained.
 
         Raises `PermanentError` or `TemplateError` if the task can never be run.
         """

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
+from dovetail.core.attempts import Attempt
 from dovetail.core.dag import Graph, NodeSpec
 from dovetail.core.errors import Problem
-from dovetail.core.events import Event
+from dovetail.core.events import TRACEBACK, Event
 from dovetail.core.run import NodeState, Phase, RunState
 from dovetail.core.states import NodeStatus, RunStatus
 
@@ -90,7 +92,9 @@ def with_warnings(reply: dict[str, Any], warnings: Sequence[Problem]) -> dict[st
     return reply
 
 
-def _node_view(spec: NodeSpec, node: NodeState, names: list[str]) -> dict[str, Any]:
+def _node_view(
+    spec: NodeSpec, node: NodeState, names: Sequence[str] | Mapping[int, str]
+) -> dict[str, Any]:
     return {
         "id": spec.id,
         "handler": spec.handler,
@@ -107,6 +111,32 @@ def _node_view(spec: NodeSpec, node: NodeState, names: list[str]) -> dict[str, A
         "worker": node.worker,
         "output": node.output,
     }
+
+
+def node_view(run: RunState, place: int) -> dict[str, Any]:
+    """A node in the fields that it has in `run_view`."""
+    nodes = run.graph.nodes
+    names = {parent: nodes[parent].id for parent in nodes[place].parents}
+    return _node_view(nodes[place], run.nodes[place], names)
+
+
+def attempt_view(attempt: Attempt) -> dict[str, Any]:
+    duration = attempt.duration
+    return {
+        "epoch": attempt.epoch,
+        "attempt": attempt.attempt,
+        "status": attempt.status.value,
+        "worker": attempt.worker,
+        "started_at": timestamp(attempt.started_at),
+        "finished_at": timestamp(attempt.finished_at),
+        "duration": None if duration is None else round(duration, 6),
+        "error": attempt.error,
+    }
+
+
+def output_href(run_id: str, node: str) -> str:
+    """Where the API has one output."""
+    return f"/api/v1/runs/{quote(run_id, safe='')}/nodes/{quote(node, safe='')}/output"
 
 
 class NodeWait(NamedTuple):
@@ -166,6 +196,7 @@ def outputs(run: RunState) -> dict[str, Any]:
 
 
 def event_view(event: Event) -> dict[str, Any]:
+    """An event as users see it, without the traceback: `attempts_of` has that."""
     view: dict[str, Any] = {
         "seq": event.seq,
         "time": timestamp(event.time),
@@ -176,7 +207,8 @@ def event_view(event: Event) -> dict[str, Any]:
         view["node"] = event.node
         view["attempt"] = event.attempt
     for name, value in (event.data or {}).items():
-        view[name] = timestamp(value) if name == "until" else value
+        if name != TRACEBACK:
+            view[name] = timestamp(value) if name == "until" else value
     return view
 
 

@@ -465,19 +465,32 @@ class PipelinedRedis:
             self._loop.call_soon(self.flush)
         return pending.answer
 
-    def enqueue(self, commands: Sequence[Command], *, last: bool = False) -> None:
+    def enqueue(
+        self,
+        commands: Sequence[Command],
+        *,
+        last: bool = False,
+        on_done: Callable[[BaseException | None], None] | None = None,
+    ) -> None:
         """Have these executed soon, in order with other commands, without waiting for replies.
-        `last` as in `send`."""
+        `last` as in `send`. `on_done` is called when they are executed, or with the reason why they
+        will not be."""
         if not commands or self._closed:
             return
         pending = self.send(commands, delay=ENQUEUE_SECONDS, last=last)
-        pending.add_done_callback(partial(self._enqueued_done, commands))
+        pending.add_done_callback(partial(self._enqueued_done, commands, on_done))
 
     def _enqueued_done(
-        self, commands: Sequence[Command], answer: asyncio.Future[list[Any]]
+        self,
+        commands: Sequence[Command],
+        on_done: Callable[[BaseException | None], None] | None,
+        answer: asyncio.Future[list[Any]],
     ) -> None:
         if answer.cancelled() or answer.exception() is not None or self._closed:
-            return  # the caller can do without: enqueued commands are repaired elsewhere
+            # The caller can do without: enqueued commands are repaired elsewhere.
+            if on_done is not None:
+                on_done(None if answer.cancelled() else answer.exception())
+            return
         refused = [
             command
             for command, reply in zip(commands, answer.result(), strict=True)
@@ -486,12 +499,19 @@ class PipelinedRedis:
         if refused:
             again = self._loop.create_task(self.call_many(refused))
             self._background_retries.add(again)
-            again.add_done_callback(self._retry_done)
+            again.add_done_callback(partial(self._retry_done, on_done))
+        elif on_done is not None:
+            on_done(None)
 
-    def _retry_done(self, again: asyncio.Task[list[Any]]) -> None:
+    def _retry_done(
+        self,
+        on_done: Callable[[BaseException | None], None] | None,
+        again: asyncio.Task[list[Any]],
+    ) -> None:
         self._background_retries.discard(again)
-        if not again.cancelled():
-            again.exception()
+        error = None if again.cancelled() else again.exception()
+        if on_done is not None:
+            on_done(error)
 
     def script_command(self, source: str, keys: Sequence[str], args: Sequence[Argument]) -> Command:
         """The command that runs a script. Redis need not know the script yet."""

@@ -16,7 +16,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import hiredis
@@ -64,7 +64,8 @@ class SyncRedis(PipelinedRedis):
         self._reader = hiredis.Reader()
         self._enqueued: list[bytes] = []
         """Commands that travel with the next ones; their replies are ignored."""
-        self._unacknowledged: list[bytes] = []
+        self._unacknowledged: list[tuple[bytes, bool]] = []
+        """Commands without a reply, each with whether it is sent again if Redis refuses it."""
         self._sent_count = 0
         """How many of the unacknowledged commands were sent over this connection."""
         self._lock = threading.Lock()
@@ -88,18 +89,25 @@ class SyncRedis(PipelinedRedis):
         answer.set_result(replies[ahead:])
         return answer
 
-    def enqueue(self, commands: Sequence[Command], *, last: bool = False) -> None:
+    def enqueue(
+        self,
+        commands: Sequence[Command],
+        *,
+        last: bool = False,
+        on_done: Callable[[BaseException | None], None] | None = None,
+    ) -> None:
         if self._keys is not None:
             commands = self._keys.add_to_all(commands)
         self._enqueued += map(_packed, commands)
 
-    def send_nowait(self, commands: Sequence[Command]) -> None:
-        """Have each executed at least once: sent now, and again until Redis replies."""
+    def send_nowait(self, commands: Sequence[Command], *, until_accepted: bool = True) -> None:
+        """Have each executed at least once: sent now, and again until Redis replies. A command that
+        Redis refuses is sent again, too, unless `until_accepted` is False."""
         if self._keys is not None:
             commands = self._keys.add_to_all(commands)
         with self._lock:
             packed = [*map(_packed, commands)]
-            self._unacknowledged += packed
+            self._unacknowledged += [(command, until_accepted) for command in packed]
             self.commands += len(packed)
             if self._socket is not None and self._sent_count == len(self._unacknowledged) - len(
                 packed
@@ -132,7 +140,7 @@ class SyncRedis(PipelinedRedis):
                 self._check_idle()
                 if self._socket is None:
                     self._connect()
-                lost = b"".join(self._unacknowledged[self._sent_count :])
+                lost = b"".join(one for one, _ in self._unacknowledged[self._sent_count :])
                 self._sent_count = len(self._unacknowledged)
                 replies = self._roundtrip(lost + packed, self._sent_count + count)
                 self._used_at = time.monotonic()
@@ -153,9 +161,9 @@ class SyncRedis(PipelinedRedis):
         """Commands that were refused are sent again with the next ones."""
         posted, self._sent_count = self._unacknowledged, 0
         self._unacknowledged = [
-            command
-            for command, reply in zip(posted, replies, strict=False)
-            if isinstance(reply, hiredis.ReplyError)
+            (command, until_accepted)
+            for (command, until_accepted), reply in zip(posted, replies, strict=False)
+            if until_accepted and isinstance(reply, hiredis.ReplyError)
         ]
         return replies[len(posted) :]
 

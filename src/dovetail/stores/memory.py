@@ -14,6 +14,7 @@ from dovetail.core.audit.replay import is_taken
 from dovetail.core.caching import entries
 from dovetail.core.errors import NotFound, StoreError
 from dovetail.core.events import Event
+from dovetail.core.node_logs import LogChunk
 from dovetail.core.outputs import OutputReference, ReadBudget
 from dovetail.core.run import RunState
 from dovetail.core.step import RULES, begin
@@ -65,6 +66,9 @@ class MemoryStore:
                 for key, kept in entries(move.cache, move.output):
                     self._keep(key, now + move.cache.seconds, kept)
         return decisions
+
+    def log(self, chunks: Sequence[LogChunk]) -> None:
+        """Nothing is kept: the library's caller has its own log."""
 
     def _report(self, events: list[Event]) -> None:
         if self._on_event is not None:

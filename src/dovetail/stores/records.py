@@ -15,6 +15,7 @@ from dovetail.core.audit.replay import JournalEntry
 from dovetail.core.dag import Graph, build_graph
 from dovetail.core.definition.model import Workflow
 from dovetail.core.errors import Changed, Conflict, InvalidParams, NotFound, Problem
+from dovetail.core.node_logs import LogChunk, StoredChunk, decode_lines
 from dovetail.core.outputs import OutputReference
 from dovetail.core.states import RunStatus
 from dovetail.engine.ports import Registered, RunQuery, Seen
@@ -90,6 +91,30 @@ def named_statements(package: str) -> dict[str, str]:
         lines = [line for line in body.splitlines() if not line.lstrip().startswith("--")]
         found[name.strip()] = "\n".join(lines).strip()
     return found
+
+
+def stored_chunk(run_id: str, row: Sequence[Any]) -> StoredChunk:
+    """From a row of `logs`."""
+    seq, node, epoch, attempt, item, number, missing_lines, missing_bytes, content = row
+    chunk = LogChunk(
+        *(run_id, node, epoch, attempt, number, decode_lines(content), item),
+        missing_lines=missing_lines,
+        missing_bytes=missing_bytes,
+    )
+    return StoredChunk(seq, chunk)
+
+
+def with_lost_lines(
+    chunks: Sequence[StoredChunk], run_id: str, after: int, lost: Sequence[int]
+) -> list[StoredChunk]:
+    """The same, and between them one that stands for lines that are gone. `lost` is the number of
+    the last of these, how many lines they are, and how many bytes."""
+    seq, lines, size = lost
+    behind = next((place for place, one in enumerate(chunks) if one.seq > seq), None)
+    if seq <= after or behind is None:  # else a reader would leave out what comes in between
+        return list(chunks)
+    gone = LogChunk(run_id, "", 0, 0, 0, (), missing_lines=lines, missing_bytes=size)
+    return [*chunks[:behind], StoredChunk(seq, gone), *chunks[behind:]]
 
 
 def page_size(limit: int) -> int:

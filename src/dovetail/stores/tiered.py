@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from dovetail.core.errors import BrokenRun, Conflict, NotFound, StoreError
 from dovetail.core.events import Event
+from dovetail.core.node_logs import StoredChunk
 from dovetail.core.outputs import OutputReference, ReadBudget
 from dovetail.core.run import RunState
 from dovetail.core.states import FINAL, RunStatus
@@ -21,7 +22,15 @@ from dovetail.core.transitions import Decision, Submit, Transition
 from dovetail.engine.distributed.archiver import Archiver, Restorer
 from dovetail.engine.distributed.triggers import PendingRun, TriggerService, making_seconds
 from dovetail.engine.idempotency import is_for_a_batch
-from dovetail.engine.ports import ALL_RUNS, Cached, Key, KeyUsed, RunQuery, Seen
+from dovetail.engine.ports import (
+    ALL_RUNS,
+    MAX_LOG_PAGE_BYTES,
+    Cached,
+    Key,
+    KeyUsed,
+    RunQuery,
+    Seen,
+)
 from dovetail.engine.views import unread_run
 from dovetail.redis_client.pipelined import PipelinedRedis
 from dovetail.stores.postgres.archive import PostgresArchive, StoredOutput
@@ -33,12 +42,13 @@ from dovetail.stores.records import (
     page_size,
     summary_of,
     until_cut,
+    with_lost_lines,
 )
 from dovetail.stores.redis.archive import UNARCHIVED
 from dovetail.stores.redis.codec import keys_of
 from dovetail.stores.redis.limits import RedisLimits
 from dovetail.stores.redis.records import RedisRecords
-from dovetail.stores.redis.store import RedisStore
+from dovetail.stores.redis.store import WATCH_PAGE, RedisStore
 
 RUN_POLL_SECONDS = 0.5
 """How often the archive is looked at for a run that will be back in Redis."""
@@ -60,8 +70,8 @@ class RunArchive(Protocol):
         """Those of a run that `load` gave. Raises `StoreError`."""
         ...
 
-    async def log(self, run_id: str, after: int) -> list[Event]:
-        """As far as it is archived."""
+    async def log(self, run_id: str, after: int, limit: int) -> list[Event]:
+        """As far as it is archived; no more than `limit` events."""
         ...
 
     async def bring_back(self, run_id: str) -> None:
@@ -218,9 +228,10 @@ class TieredRuns:
                 if self._archive is None:
                     raise
             finished = (await self._archive.load(run_id, outputs=False)).finished
-            for event in await self._archive.log(run_id, after):
-                yield event
-                after = event.seq
+            while page := await self._archive.log(run_id, after, WATCH_PAGE):
+                for event in page:
+                    yield event
+                    after = event.seq
             if finished:
                 return
             await asyncio.sleep(RUN_POLL_SECONDS)
@@ -354,6 +365,32 @@ class TieredRecords(PostgresRecords):
             return await self._hot.events(run_id, after, limit)
         except NotFound:
             return await super().events(run_id, after, limit)
+
+    async def logs(
+        self,
+        run_id: str,
+        after: int = 0,
+        *,
+        node: str | None = None,
+        epoch: int | None = None,
+        attempt: int | None = None,
+        item: int | None = None,
+        max_bytes: int = MAX_LOG_PAGE_BYTES,
+    ) -> list[StoredChunk]:
+        """From the archive as far as Redis may lack lines, and from there on from Redis."""
+        given: dict[str, Any] = {"node": node, "epoch": epoch, "attempt": attempt, "item": item}
+        try:
+            # First: what leaves Redis after this is in the archive already.
+            floor, lost, hot = await self._hot.log_reading(run_id, after, max_bytes, **given)
+        except NotFound:
+            return await super().logs(run_id, after, max_bytes=max_bytes, **given)
+        if after < floor:
+            with suppress(NotFound):  # not accepted there: a run of a time without an archive
+                archived = await super().logs(run_id, after, max_bytes=max_bytes, **given)
+                # By itself: the page may have been cut before it reached what Redis has.
+                if older := [one for one in archived if one.seq <= floor]:
+                    return older
+        return with_lost_lines(hot, run_id, after, lost)
 
     async def _live(self, run_ids: Sequence[str]) -> dict[str, _Live]:
         """Which of these runs Redis has, and their state."""
@@ -513,6 +550,6 @@ class ArchivedRuns:
         kept = (await self._archive.kept([run_id])).get(run_id)
         return kept is not None and kept.generation > 0
 
-    async def log(self, run_id: str, after: int) -> list[Event]:
-        events = await self._archive.log(run_id, after)
+    async def log(self, run_id: str, after: int, limit: int) -> list[Event]:
+        events = await self._archive.log(run_id, after, limit)
         return [event for seq, event in enumerate(events, after + 1) if event.seq == seq]

@@ -34,7 +34,7 @@ TEXT_BLOCKS = frozenset({"exception", "stack"})
 MARGIN = "  | "
 """Before each line of a traceback, so that no line of it looks like a record."""
 
-_TRACEBACK = "\nTraceback (most recent call last):\n"
+_TRACEBACK = re.compile(r"\n(?=(?:  \+ Exception Group )?Traceback \(most recent call last\):\n)")
 # Errors of a connection may quote `redis://user:password@host`, of any server.
 _URL_PASSWORD = re.compile(r"(://[^\s/?#@:]{0,200}:)[^\s/?#@]{1,500}@")
 
@@ -85,9 +85,11 @@ def _apart(record: Mapping[str, Any]) -> Mapping[str, Any]:
     """Move a traceback that a logger has put behind its message into `exception`."""
     for name in ("event", "message"):
         text = record.get(name)
-        if isinstance(text, str) and _TRACEBACK in text and not record.get("exception"):
-            words, _, rest = text.partition(_TRACEBACK)
-            return {**record, name: words, "exception": _TRACEBACK[1:] + rest}
+        if not isinstance(text, str) or record.get("exception"):
+            continue
+        words, *rest = _TRACEBACK.split(text, maxsplit=1)
+        if rest:
+            return {**record, name: words, "exception": rest[0]}
     return record
 
 
@@ -118,7 +120,8 @@ Record = MutableMapping[str, Any]
 def show_logs(settings: Settings, *, names: bool = False) -> None:
     """Log handlers and Dovetail from INFO on, all other loggers from WARNING on.
 
-    With `names` a line for people also names its run: a service works on many.
+    With `names` a line for people also has its time and names its run: a service works on many, and
+    its lines are read later.
     """
     root = logging.getLogger()
     for handler in list(root.handlers):
@@ -126,6 +129,9 @@ def show_logs(settings: Settings, *, names: bool = False) -> None:
             root.removeHandler(handler)
     root.addHandler(_Stderr(settings, names))
     logging.getLogger("dovetail").setLevel(logging.INFO)
+    # A command for one run ends with its errors; in between, its live view shows each attempt.
+    attempts = logging.getLogger("dovetail.attempts")
+    attempts.setLevel(logging.NOTSET if names else logging.ERROR)
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
     logging.captureWarnings(True)
 
@@ -214,7 +220,12 @@ def _for_people(logger: Any, method: str, event: Record) -> str:
 def _with_names(logger: Any, method: str, event: Record) -> str:
     first, *blocks = _for_people(logger, method, event).split("\n")
     names = [f"{name}={event[name]}" for name in event if name not in NOT_FOR_PEOPLE]
-    return "\n".join([" ".join([first, *names]), *blocks])
+    return "\n".join([" ".join([_time_for_people(event["time"]), first, *names]), *blocks])
+
+
+def _time_for_people(time: str) -> str:
+    """`2026-11-16T08:00:00.123Z`."""
+    return f"{time[:23] if '.' in time else time[:19] + '.000'}Z"
 
 
 def _blocks(event: Record) -> list[str]:

@@ -44,7 +44,7 @@ from dovetail.core.dag import Graph
 from dovetail.core.events import RUN_ENDS, Event
 from dovetail.core.transitions import Stop
 from dovetail.engine.listener import CallersOf
-from dovetail.engine.ports import Call, Calls, Report, Sender, Task
+from dovetail.engine.ports import Call, Calls, OnLines, Report, Sender, Task
 from dovetail.telemetry import NO_ROUTE, route_of
 
 FLUSH_SECONDS = 2.0
@@ -242,8 +242,8 @@ class TracedCalls:
         self._calls = calls
         self._caller_of = caller_of
 
-    def open(self, task: Task, report: Report) -> Call:
-        call = self._calls.open(task, report)
+    def open(self, task: Task, report: Report, on_lines: OnLines) -> Call:
+        call = self._calls.open(task, report, on_lines)
         above = None
         if self._caller_of is None:
             above = read(task.trace)
@@ -256,13 +256,14 @@ class TracedCalls:
 
 
 class _TracedCall:
-    __slots__ = ("_above", "_call", "_tracing", "is_async")
+    __slots__ = ("_above", "_call", "_tracing", "is_async", "is_logged")
 
     def __init__(self, tracing: Tracing, call: Call, above: SpanContext) -> None:
         self._tracing = tracing
         self._call = call
         self._above = above
         self.is_async = call.is_async
+        self.is_logged = call.is_logged
 
     def begin(self, task: Task) -> Any:
         if self.is_async:
@@ -283,15 +284,30 @@ class _TracedCall:
                 raise
 
     def _set_error(self, span: Span, error: BaseException) -> None:
-        if isinstance(error, asyncio.CancelledError | GeneratorExit):
-            span.set_status(Status(StatusCode.ERROR, "stopped, or out of time"))
-            return
         described = self._call.describe(error)
-        span.set_attribute("error.type", str(described.get("type")))
-        span.set_status(Status(StatusCode.ERROR, str(described.get("message"))))
+        kind, message = str(described.get("type")), str(described.get("message"))
+        if isinstance(error, asyncio.CancelledError | GeneratorExit):
+            message = "stopped, or out of time"
+        else:
+            span.set_attribute("error.type", kind)
+        span.set_status(Status(StatusCode.ERROR, message))
+        span.add_event(
+            "exception",
+            {
+                "exception.type": kind,
+                "exception.message": message,
+                "exception.stacktrace": str(described.get("traceback", "")),
+            },
+        )
 
     def cancel(self) -> None:
         self._call.cancel()
+
+    def warn(self, message: str) -> None:
+        self._call.warn(message)
+
+    def end_log(self) -> None:
+        self._call.end_log()
 
     def seal(self, task: Task, output: Any) -> Any:
         return self._call.seal(task, output)

@@ -16,10 +16,11 @@ import orjson
 
 from dovetail.core.caching import Caching, is_facts
 from dovetail.core.effects import new_tuple
-from dovetail.core.events import Token
+from dovetail.core.events import TRACEBACK, Token
 from dovetail.core.outputs import INLINE_BYTES as MAX_INPUTS
 from dovetail.core.redaction import Redactor
 from dovetail.core.templates import Deferred
+from dovetail.core.text import cut_middle
 from dovetail.core.transitions import Complete, Fail
 from dovetail.core.values import MAX_DEPTH, is_json
 from dovetail.engine.ports import Result, Task
@@ -249,8 +250,12 @@ def _cache(given: dict[str, bytes]) -> Caching | None:
 
 
 def _error(value: Any) -> dict[str, Any]:
-    """An error with a type and a message, both texts."""
+    """An error with a type and a message, both texts, and a traceback only if it is a text."""
     error = value if isinstance(value, dict) else {"message": value}
+    if TRACEBACK in error:
+        trace = error.pop(TRACEBACK)
+        if isinstance(trace, str):
+            error[TRACEBACK] = cut_middle(trace)
     kind, message = error.get("type"), error.get("message")
     if not isinstance(message, str):
         message = "it did not say how" if message is None else shown(orjson.dumps(message))

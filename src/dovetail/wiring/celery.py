@@ -33,7 +33,9 @@ from celery.exceptions import SoftTimeLimitExceeded  # type: ignore[import-untyp
 from celery.worker import state as celery_state  # type: ignore[import-untyped]
 
 from dovetail.config import Settings, env_name, load_settings
+from dovetail.core.effects import failure_data
 from dovetail.core.errors import DovetailError, StoreError
+from dovetail.core.node_logs import LogChunk
 from dovetail.core.redaction import Redactor
 from dovetail.core.states import NodeStatus
 from dovetail.core.text import counted, visible
@@ -50,6 +52,7 @@ from dovetail.engine.listener import Listener
 from dovetail.engine.ports import Result, Task
 from dovetail.engine.supervisor import supervise
 from dovetail.handlers.builtin import load_registry
+from dovetail.handlers.log_capture import capture_for_good
 from dovetail.handlers.registry import Registry
 from dovetail.redis_client.pipelined import Command, PipelinedRedis, RedisUnreachable
 from dovetail.redis_client.sync import SyncRedis, done
@@ -75,8 +78,8 @@ from dovetail.transports.messages import (
     result_fields,
 )
 from dovetail.transports.streams.reader import StopBroadcast
-from dovetail.wiring.distributed import connected, service_id
-from dovetail.wiring.embedded import buckets, handler_calls
+from dovetail.wiring.distributed import connected, log_appender, service_id
+from dovetail.wiring.embedded import buckets, handler_calls, log_rules
 
 BEAT_PATIENCE_SECONDS = 0.5
 FAREWELL_SECONDS = 2.0
@@ -292,6 +295,7 @@ class PoolProcess:
         self.clock = StoreClock()
         elsewhere = partial(RemoteInputs, self.read_store)
         calls = handler_calls(self.settings, self.registry, elsewhere=elsewhere)
+        capture_for_good(log_rules(self.settings))
         self.calls = calls if state.listener is None else state.listener.calls(calls)
         self.watch = LeaseThread(
             self._duties,
@@ -301,6 +305,7 @@ class PoolProcess:
             give_back_at=state.ends_at,
             confirm=self._confirm,
         )
+        self.appender = log_appender(self.settings, self.clock)
         self._local = threading.local()
         self._hands: list[TaskRunner] = []
 
@@ -334,6 +339,9 @@ class PoolProcess:
         await parts.sender.send([task])
         return True
 
+    def _write_logs(self, pipe: PipelinedRedis, chunks: Sequence[LogChunk]) -> None:
+        self.appender.write(pipe, chunks, alone=True)
+
     @asynccontextmanager
     async def _duties(self) -> AsyncIterator[LeaseThreadTasks]:
         async with AsyncExitStack() as stack:
@@ -343,7 +351,7 @@ class PoolProcess:
             listening = await stack.enter_async_context(PipelinedRedis(redis_of(self.settings)))
             self._parts = parts
             task_source = QueueTaskSource(
-                ResultSender(parts.pipe),
+                ResultSender(parts.pipe, partial(self._write_logs, parts.pipe)),
                 parts.store,
                 parts.orchestrator.timers,
                 RedisLimits(parts.pipe, buckets(self.settings), clock=parts.clock),
@@ -386,7 +394,7 @@ class TaskRunner:
         settings = child.settings
         self.pipe = SyncRedis(redis_of(settings))
         self._task_source = QueueTaskSource(
-            ResultSender(self.pipe),
+            ResultSender(self.pipe, self.log),
             RedisStore(self.pipe, events=False),
             RedisTimerIndex(self.pipe),
             RedisLimits(self.pipe, buckets(settings), clock=child.clock),
@@ -399,7 +407,13 @@ class TaskRunner:
         interrupt = None
         if threading.current_thread() is threading.main_thread():
             interrupt = partial(signal.pthread_kill, threading.get_ident(), INTERRUPT)
-        self._worker = BlockingWorker(child.calls, child.watch, child.clock, interrupt=interrupt)
+        self._worker = BlockingWorker(
+            child.calls,
+            child.watch,
+            child.clock,
+            log=self._task_source.log,
+            interrupt=interrupt,
+        )
         if interrupt is not None:
             _install_signals(self._worker)
 
@@ -426,7 +440,7 @@ class TaskRunner:
             return {"stopped": True}
         if isinstance(result, Complete):
             return {"success": True}
-        return {"success": False, "error": result.error}
+        return {"success": False, "error": failure_data(result.error)["error"]}
 
     def _claimed(self, task: Task) -> Task | None:
         """The start, if it is ours now."""
@@ -453,6 +467,12 @@ class TaskRunner:
             return {"parked": True}
         return {"skipped": True}
 
+    def log(self, chunks: Sequence[LogChunk]) -> None:
+        """Sent at once, so that it is before the result that follows. Nothing is sent again that
+        Redis refuses: a log is never in the way of a result."""
+        commands = self._child.appender.commands_by_source(chunks)
+        self.pipe.send_nowait(commands, until_accepted=False)
+
     def _tell(self, result: Result) -> None:
         """Send it without waiting for the reply of Redis: the next claim reads that, or the watch.
         If the process dies together with Redis, the lease runs out."""
@@ -473,8 +493,10 @@ def result_command(result: Result) -> Command:
 class ResultSender:
     """The inbox of a process that gets each task from Celery."""
 
-    def __init__(self, pipe: PipelinedRedis) -> None:
+    def __init__(self, pipe: PipelinedRedis, log: Callable[[Sequence[LogChunk]], None]) -> None:
+        """`log` writes lines of handlers."""
         self._pipe = pipe
+        self.log = log
 
     async def tasks(self, limit: int) -> list[tuple[Any, Task]]:
         return []

@@ -13,7 +13,7 @@ import os
 import random
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -31,7 +31,7 @@ from dovetail.core.transitions import Stop
 from dovetail.engine.cache import NodeCache
 from dovetail.engine.clock import Clock, StoreClock
 from dovetail.engine.commands import Commands
-from dovetail.engine.distributed.archiver import Archiver, ArchiveWriter, Restorer
+from dovetail.engine.distributed.archiver import ArchiveEntry, Archiver, ArchiveWriter, Restorer
 from dovetail.engine.distributed.orchestrator import (
     CrashLimit,
     DistributedOrchestrator,
@@ -52,12 +52,13 @@ from dovetail.engine.ports import Task
 from dovetail.engine.supervisor import describe_error, run_every, supervise
 from dovetail.engine.worker import Worker
 from dovetail.handlers.builtin import builtin_registry
+from dovetail.handlers.log_capture import capturing
 from dovetail.handlers.registry import Registry
-from dovetail.redis_client.pipelined import PATIENCE_SECONDS, PipelinedRedis, RedisError
+from dovetail.redis_client.pipelined import PATIENCE_SECONDS, Command, PipelinedRedis, RedisError
 from dovetail.stores.postgres.archive import PostgresArchive
 from dovetail.stores.postgres.pool import PostgresPool
 from dovetail.stores.records import stored_definition
-from dovetail.stores.redis.archive import RedisArchiveQueue, RedisSnapshots
+from dovetail.stores.redis.archive import RedisArchiveQueue, RedisSnapshots, queueing
 from dovetail.stores.redis.definitions import UnusedDefinitions
 from dovetail.stores.redis.doctor import (
     check_writable,
@@ -68,6 +69,7 @@ from dovetail.stores.redis.doctor import (
     watch_restarts,
 )
 from dovetail.stores.redis.limits import RedisLimits
+from dovetail.stores.redis.logs import LogAppender
 from dovetail.stores.redis.records import RedisRecords
 from dovetail.stores.redis.run_index import RunOrigin
 from dovetail.stores.redis.store import (
@@ -105,7 +107,7 @@ from dovetail.transports.streams.sender import (
     StreamReader,
     StreamSender,
 )
-from dovetail.wiring.embedded import buckets, definition_limits, handler_calls
+from dovetail.wiring.embedded import buckets, definition_limits, handler_calls, log_rules
 
 log = logging.getLogger("dovetail.orchestrator")
 GC_SECONDS, MAX_GC_SECONDS = 60.0, 3600.0
@@ -500,6 +502,7 @@ async def working(
             parts.pipe,
             list(registry),
             stale_seconds=settings.lease_seconds,
+            logs=log_appender(settings, parts.clock).write,
         )
         held = HeldStarts()
         task_source = QueueTaskSource(
@@ -537,6 +540,7 @@ async def working(
 
         fleet = WorkerRegistry(parts.pipe, heartbeat_timeout=settings.heartbeat_timeout)
         worker = Worker(task_source, calls, parts.clock, crash, concurrency=settings.concurrency)
+        stack.enter_context(capturing(log_rules(settings)))
         worker.start()
         facts = _facts(registry, settings, me)
 
@@ -589,6 +593,16 @@ async def working(
                 async with asyncio.timeout(FAREWELL_SECONDS):
                     await task_source.close()
                     await fleet.leave(me)
+
+
+def log_appender(settings: Settings, clock: Clock) -> LogAppender:
+    """What writes lines of handlers."""
+
+    def behind(run_ids: Iterable[str]) -> Command:
+        return queueing(ArchiveEntry(run_id, clock()) for run_id in run_ids)
+
+    archive = None if settings.database_url is None else behind
+    return LogAppender(max_bytes=settings.run_log_bytes, queueing=archive)
 
 
 async def _keep_alive(
@@ -704,6 +718,7 @@ async def commanding(
             rates=SharedRates(buckets(settings), records),
             max_crashes=settings.max_crashes,
             digest=stored_definition,
+            max_config_bytes=settings.max_config_bytes,
             drives=False,
             why_not_here=DRIVEN_BY_ORCHESTRATORS,
             learn_handlers=handlers.learn,

@@ -194,7 +194,10 @@ def _run(
 
 def _key(workflow: Workflow, summary: ItemsSummary) -> str:
     """The same for the same definition and items, so that the same command line continues."""
-    definition = sha256(workflow.model_dump_json().encode()).hexdigest()
+    # A definition without `allow_failure` keeps the key that earlier versions gave it.
+    unused = not any(node.allow_failure for node in workflow.nodes)
+    left_out = {"nodes": {"__all__": {"allow_failure"}}} if unused else None
+    definition = sha256(workflow.model_dump_json(exclude=left_out).encode()).hexdigest()
     return f"batch-{sha256(f'{definition} {summary.digest}'.encode()).hexdigest()}"
 
 

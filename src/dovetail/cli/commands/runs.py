@@ -24,6 +24,7 @@ from dovetail.cli.output import (
 )
 from dovetail.cli.summary import (
     INTERRUPTED,
+    allowed_failures,
     causes,
     command,
     error_words,
@@ -198,7 +199,7 @@ async def _shown(commands: EngineApi, snapshot: RunDetail) -> list[Line]:
     lines += table([[(f"  {name}", "dim"), (value, "")] for name, value in facts])
     lines += _rows(Board.now(snapshot), now)
     if run["status"] == RunStatus.COMPLETED:
-        lines += result_lines(run["result"])
+        lines += (*result_lines(run["result"]), *allowed_failures(run))
     elif run["status"] == RunStatus.FAILED:
         lines += causes(run)
     return lines + await _next_step(commands, run, owner, short)

@@ -28,7 +28,7 @@ from heapq import heapify
 from itertools import count, islice, takewhile
 from typing import Any
 
-from dovetail.core.audit.journal_check import compare, same_but_for_words
+from dovetail.core.audit.journal_check import compare, reported_error, same_but_for_words
 from dovetail.core.dag import Graph, NodeSpec
 from dovetail.core.effects import (
     COMPLETED,
@@ -39,6 +39,8 @@ from dovetail.core.effects import (
     QUEUED,
     RUNNING,
     Undecided,
+    count_failures,
+    is_done,
     resolve,
 )
 from dovetail.core.errors import TemplateError
@@ -148,8 +150,8 @@ def inconsistencies(run: RunState) -> list[str]:
     for spec, node in zip(specs, nodes, strict=True):
         if node.status is not PENDING:
             continue
-        parents = [nodes[index].status for index in spec.parents]
-        waits = sum(status not in (COMPLETED, NodeStatus.SKIPPED) for status in parents)
+        parents = [nodes[i].status for i in spec.parents if not is_done(run, i)]
+        waits = sum(status is not NodeStatus.SKIPPED for status in parents)
         if node.waiting != waits:
             found.append(
                 f"node '{spec.id}' waits for {node.waiting} more of its parents; "
@@ -269,7 +271,7 @@ class _EventReplay:
             self._wake(event, node)
         transition = _TRANSITIONS[event.type](self, event)
         decision = step(run, transition, event.time, next(self._nonces))
-        if decision.changed and isinstance(transition, Complete | Recall):
+        if decision.changed and isinstance(transition, Complete | Recall | Fail | Reap):
             self._leave(run.graph.nodes[run.graph.index[transition.node]].children)
         elif type(transition) is Retry:
             self._undecided.clear()
@@ -410,6 +412,9 @@ class _OneByOne(list[int]):
     def append(self, index: int) -> None:
         self.then.append(index)
 
+    def extend(self, indices: Iterable[int]) -> None:
+        self.then.extend(indices)
+
 
 class _ImpossibleEvent(Exception):
     """What an event says cannot have happened."""
@@ -455,9 +460,11 @@ _TRANSITIONS: dict[str, _Maker] = {
     "node.started": lambda s, e: Claim(*s.subject(e), _data(e)["worker"], _EXPIRED),
     "node.completed": lambda s, e: Complete(*s.subject(e), s.output(e)),
     "node.cached": lambda s, e: Recall(*s.subject(e), s.output(e)),
-    "node.retrying": lambda s, e: Fail(*s.subject(e), _data(e)["error"], after=_data(e)["delay"]),
+    "node.retrying": lambda s, e: Fail(
+        *s.subject(e), reported_error(_data(e)), after=_data(e)["delay"]
+    ),
     "node.failed": lambda s, e: Fail(
-        *s.subject(e), _data(e)["error"], permanent=True, unrendered=s.is_published(e)
+        *s.subject(e), reported_error(_data(e)), permanent=True, unrendered=s.is_published(e)
     ),
     "node.lost": lambda s, e: Reap(*s.subject(e), s.crashes_allowed(e)),
     "node.parked": lambda s, e: Park(*s.subject(e), _data(e)["until"]),
@@ -555,7 +562,7 @@ def _compare_counts(
     active = sum(node.status is RUNNING or node.phase is PUBLISHED for node in kept.nodes)
     counts = {
         "unfinished": sum(status not in FINISHED for status in statuses),
-        "failed": statuses.count(FAILED),
+        "failed": count_failures(kept),
         "cancelled": statuses.count(NodeStatus.CANCELLED),
         "active": active,
     }

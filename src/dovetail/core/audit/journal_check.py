@@ -12,7 +12,7 @@ from dovetail.core.audit.replay import (
     is_too_large,
     submit_of,
 )
-from dovetail.core.events import Event, Token
+from dovetail.core.events import TRACEBACK, Event, Token
 from dovetail.core.run import Phase, RunState, UnreadOutput
 from dovetail.core.states import Reason
 from dovetail.core.step import begin, step
@@ -164,10 +164,17 @@ def _output(entry: JournalEntry) -> Any:
 def _fail(run: RunState, entry: JournalEntry) -> Fail:
     data = _data(entry)
     subject = _subject(run, entry)
+    error = reported_error(data)
     if entry.events[0].type == "node.retrying":
-        return Fail(*subject, data["error"], after=data["delay"])
+        return Fail(*subject, error, after=data["delay"])
     unrendered = run.node(subject[1]).phase is Phase.PUBLISHED
-    return Fail(*subject, data["error"], permanent=True, unrendered=unrendered)
+    return Fail(*subject, error, permanent=True, unrendered=unrendered)
+
+
+def reported_error(data: dict[str, Any]) -> dict[str, Any]:
+    """The error as the worker reported it, from the data of the attempt's event."""
+    error: dict[str, Any] = data["error"]
+    return error if TRACEBACK not in data else {**error, TRACEBACK: data[TRACEBACK]}
 
 
 def _progress(run: RunState, entry: JournalEntry) -> Progress:

@@ -21,6 +21,7 @@ from dovetail.core.effects import (
     QUEUED,
     RUNNING,
     SKIPPED,
+    count_failures,
     count_parents,
 )
 from dovetail.core.events import RUN_ENDS, Event, Token
@@ -223,7 +224,7 @@ def recount(run: RunState) -> None:
     nodes = run.nodes
     count_parents(run, [index for index, node in enumerate(nodes) if node.status is PENDING])
     run.unfinished = sum(node.status not in FINISHED for node in nodes)
-    run.failed = sum(node.status is FAILED for node in nodes)
+    run.failed = count_failures(run)
     run.cancelled = sum(node.status is NodeStatus.CANCELLED for node in nodes)
     run.active = sum(node.status is RUNNING or node.phase is PUBLISHED for node in nodes)
     run.held = [index for index, node in enumerate(nodes) if node.phase is HELD]

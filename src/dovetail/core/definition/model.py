@@ -162,6 +162,8 @@ class Node(_Part):
     """The rate-limit group. A tag nobody configured allows 10 starts per second."""
     delivery: Annotated[Literal["at_least_once", "at_most_once"], OrDefault] = "at_least_once"
     """`at_most_once`: start it once and never again by itself; implies `max_retries: 0`."""
+    allow_failure: Annotated[bool, OrDefault] = False
+    """If the node fails for good, the run goes on, and the nodes after it start."""
 
 
 class Workflow(_Part):

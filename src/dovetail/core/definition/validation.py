@@ -83,6 +83,10 @@ class RawNode:
     def has_condition(self) -> bool:
         return self.condition is not None and self.condition is not True
 
+    @property
+    def allows_failure(self) -> bool:
+        return self.raw.get("allow_failure") is True
+
 
 class DefinitionFacts:
     """A definition's nodes, their names and their edges."""
@@ -352,6 +356,7 @@ _MESSAGES: dict[str, Say] = {
     "string_type": _must_be("text"),
     "int_type": _must_be("a whole number"),
     "float_type": _must_be("a number"),
+    "bool_type": _must_be("true or false"),
     "list_type": _must_be("a list"),
     "dict_type": _must_be("a mapping"),
     "model_type": _must_be("a mapping"),
@@ -643,6 +648,9 @@ def _misread(
             yield "template_not_upstream", f"{message}; add it to the dependencies to read it"
         elif name in unguarded and facts.nodes[other].has_condition:
             message = f"{shown(name)} has a condition, and reads as none if it was skipped"
+            yield "template_may_be_skipped", f"{message}; say what then: | default(…)"
+        elif name in unguarded and facts.nodes[other].allows_failure:
+            message = f"{shown(name)} has allow_failure, and reads as none if it failed"
             yield "template_may_be_skipped", f"{message}; say what then: | default(…)"
 
 

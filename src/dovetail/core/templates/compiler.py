@@ -26,7 +26,7 @@ from dovetail.core.templates.operations import (
     COMPARISONS,
     NOTHING,
     SIGNS,
-    SKIPPED,
+    WITHOUT_OUTPUT,
     Frame,
     Missing,
     NodeValue,
@@ -61,7 +61,7 @@ _FORBIDDEN: dict[type[nodes.Node], str] = {
 class Read(NamedTuple):
     """A name that an expression reads.
 
-    `guarded`: the expression handles a skipped node: the name is under `default` or a test
+    `guarded`: the expression handles a node without output: the name is under `default` or a test
     `is defined` or `is none`, reads the `status`, or comes after such a test.
     """
 
@@ -414,7 +414,7 @@ def _lacks(key: str | int | None, value: Any) -> str:
 
 def _defined(value: Any) -> bool:
     if isinstance(value, NodeValue):
-        return value.status != SKIPPED
+        return value.status not in WITHOUT_OUTPUT
     return value is not NOTHING and not isinstance(value, Missing)
 
 

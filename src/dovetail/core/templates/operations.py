@@ -23,7 +23,8 @@ import orjson
 from dovetail.core.errors import MissingValue, TemplateError, TooLarge, shown
 from dovetail.core.values import MAX_INT, MIN_INT
 
-SKIPPED = "SKIPPED"
+WITHOUT_OUTPUT = frozenset({"SKIPPED", "FAILED"})
+"""The statuses of an ancestor that has no output. A FAILED one was allowed to fail."""
 
 # Prices, in units of about two nanoseconds. One rendering has WORK units for each character that
 # its result may have: at the usual limit of 1 MiB that is an eighth of a second.
@@ -48,7 +49,8 @@ class Scope(Protocol):
 
 
 class NodeValue(NamedTuple):
-    """An ancestor as templates read it. Every key of a SKIPPED one reads as none."""
+    """An ancestor as templates read it. Every key of a SKIPPED or FAILED one reads as none, but for
+    its `status` and the `error` of a FAILED one."""
 
     id: str
     status: str
@@ -158,12 +160,12 @@ UNSETTLED = frozenset({Missing, NodeValue, _Nothing})
 
 
 def settle(value: Any) -> Any:
-    """The value to use: a node is its output, a skipped one none, a missing one an error."""
+    """The value to use: a node is its output, or none; a missing value is an error."""
     kind_ = value.__class__
     if kind_ is Missing:
         raise value.error()
     if kind_ is NodeValue:
-        return None if value.status == SKIPPED else value.output
+        return None if value.status in WITHOUT_OUTPUT else value.output
     return None if kind_ is _Nothing else value
 
 
@@ -181,8 +183,10 @@ def step(value: Any, key: str | int) -> Any:
 
 
 def _step_node(node: NodeValue, key: str | int) -> Any:
-    if node.status == SKIPPED:
-        return SKIPPED if key == "status" else NOTHING
+    if node.status in WITHOUT_OUTPUT:
+        if key == "status":
+            return str(node.status)
+        return node.error if key == "error" and node.error is not None else NOTHING
     found = step(node.output, key)
     if found is not ABSENT:
         return found
@@ -211,7 +215,7 @@ class Path:
             value = inside = get(self.root)
         except KeyError:
             return Missing(self._unknown)
-        if value.__class__ is NodeValue and self.steps and value.status != SKIPPED:
+        if value.__class__ is NodeValue and self.steps and value.status not in WITHOUT_OUTPUT:
             inside = value.output
         for key in self.steps:  # keys of mappings, nearly always: this loop is the hot path
             if inside.__class__ is not dict or key not in inside:

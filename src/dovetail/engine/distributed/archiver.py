@@ -22,6 +22,7 @@ from enum import Enum, auto
 from typing import NamedTuple, Protocol
 
 from dovetail.core.errors import ArchiveDown, BrokenRun, NotFound, StoreError
+from dovetail.core.node_logs import LogChunk
 from dovetail.core.text import counted
 from dovetail.core.transitions import Submit
 from dovetail.engine.clock import Clock
@@ -53,6 +54,8 @@ class RunSnapshot:
     """JSON, of a run that is finished."""
     content: bytes | None = None
     """The definition. Only needed for a run that was never accepted in the archive."""
+    has_logs: bool = False
+    """There are lines of handlers that the archive lacks."""
 
     @property
     def last_seq(self) -> int:
@@ -69,6 +72,46 @@ class RunSnapshot:
     @property
     def finished(self) -> bool:
         return bool(self.meta.get("finished_at"))
+
+
+class LostLines(NamedTuple):
+    """Lines of a run's log that the bound of the log took away before they were archived."""
+
+    seq: int = 0
+    """Of the last one."""
+    lines: int = 0
+    bytes: int = 0
+
+
+class UnarchivedChunk(NamedTuple):
+    """A chunk of a log as Redis has it."""
+
+    seq: int
+    chunk: LogChunk
+    """Without its lines."""
+    lines: int
+    content: bytes | None
+    """The lines. None if the chunk was dropped: only what it drops is left of it."""
+
+    @property
+    def last_seq(self) -> int:
+        return self.seq + max(1, self.lines) - 1
+
+
+class UnarchivedLog(NamedTuple):
+    """What the archive lacks of a run's log, or the first part of it."""
+
+    lost: LostLines
+    chunks: Sequence[UnarchivedChunk]
+
+
+class LogHead(NamedTuple):
+    """Where the archive's log of a run ends."""
+
+    last_seq: int = 0
+    seq: int = 0
+    """Of the last chunk that it has."""
+    name: str = ""
 
 
 class ArchiveState(NamedTuple):
@@ -207,6 +250,13 @@ class HotRuns(Protocol):
         ...
 
     async def definition(self, snapshot: RunSnapshot) -> bytes: ...
+    async def logs(self, heads: Mapping[str, LogHead], max_bytes: int) -> dict[str, UnarchivedLog]:
+        """What each run has beyond where the archive's log ends, without runs that are not there.
+
+        No more than `max_bytes` together, but at least a chunk of each. What the archive has is
+        noted: only that may be dropped."""
+        ...
+
     async def renumber(self, run_id: str, was: int, generation: int) -> None:
         """Its log goes on under another generation, unless another archiver has done that."""
         ...
@@ -238,6 +288,11 @@ class Archive(Protocol):
     async def kept(self, run_ids: Iterable[str]) -> dict[str, ArchiveState]: ...
     async def heads(self, run_ids: Iterable[str]) -> dict[str, ArchiveHead]: ...
     async def read(self, run_id: str) -> RunSnapshot | None: ...
+    async def log_heads(self, run_ids: Iterable[str]) -> dict[str, LogHead]: ...
+    async def write_logs(self, logs: Mapping[str, UnarchivedLog]) -> dict[str, LogHead]:
+        """Keep these chunks of logs, each once, and remove what they drop; returns where the logs
+        end now."""
+        ...
 
 
 class Brought(NamedTuple):
@@ -265,12 +320,12 @@ class ArchiveWriter:
         """Bring the archive up to these runs now; False if it is away or takes too long."""
         try:
             async with asyncio.timeout(KEEP_SECONDS):
-                return set(run_ids) <= (await self.bring(run_ids)).complete
+                return set(run_ids) <= (await self.bring(run_ids, logs=False)).complete
         except (StoreError, TimeoutError):
             return False
 
-    async def bring(self, run_ids: Sequence[str]) -> Brought:
-        """Bring the archive up to these runs."""
+    async def bring(self, run_ids: Sequence[str], *, logs: bool = True) -> Brought:
+        """Bring the archive up to these runs, without their logs if a caller waits for it."""
         heads = await self._heads_of(run_ids)
         done: set[str] = set()
         lost_retries: list[RunSnapshot] = []
@@ -278,14 +333,34 @@ class ArchiveWriter:
         for first in range(0, len(run_ids), READ_BATCH_SIZE):
             some = run_ids[first : first + READ_BATCH_SIZE]
             lacking: set[str] = set()
-            async for snapshots in self._look(some, heads, lost_retries):
+            with_logs: set[str] = set()
+            async for snapshots in self._look(some, heads, lost_retries, with_logs):
                 lacking |= {snapshot.run_id for snapshot in snapshots}
                 group += snapshots
                 if sum(map(_weight, group)) >= MAX_TRANSACTION_BYTES:
                     done |= await self._write(group)
                     group = []
+            if with_logs and logs:
+                # Their rows have to be there, and this is long before the runs may be dropped.
+                done |= await self._write(group)
+                group = []
+                await self._write_logs(with_logs)
             done |= {run_id for run_id in some if run_id not in lacking}
         return Brought(done | await self._write(group), lost_retries)
+
+    async def _write_logs(self, run_ids: Iterable[str]) -> None:
+        """Write what the archive lacks of the logs of these runs, part by part."""
+        heads = await self.archive.log_heads(run_ids)
+        while heads:
+            parts = await self.hot.logs(heads, MAX_TRANSACTION_BYTES)
+            parts = {run_id: part for run_id, part in parts.items() if part.chunks}
+            try:
+                heads = await self.archive.write_logs(parts) if parts else {}
+            except ArchiveDown:
+                raise
+            except StoreError as error:  # a log is never in the way of a run
+                log.error("logs of %s cannot be archived: %s", ", ".join(parts), error)
+                return
 
     async def _heads_of(self, run_ids: Sequence[str]) -> dict[str, ArchiveHead]:
         found = {one: self.heads[one] for one in run_ids if one in self.heads}
@@ -298,9 +373,10 @@ class ArchiveWriter:
         run_ids: Sequence[str],
         heads: Mapping[str, ArchiveHead],
         lost_retries: list[RunSnapshot],
+        with_logs: set[str],
     ) -> AsyncIterator[list[RunSnapshot]]:
         """What the archive lacks of these runs, some at a time. Runs whose retry Redis has lost are
-        added to `lost_retries`."""
+        added to `lost_retries`, runs with lines of handlers that it lacks to `with_logs`."""
         remembered = {run_id for run_id in run_ids if self.heads.pop(run_id, None) is not None}
         unsure: list[str] = []
         async for readings in self.hot.read({run_id: heads.get(run_id) for run_id in run_ids}):
@@ -308,6 +384,8 @@ class ArchiveWriter:
             complete: list[RunSnapshot] = []
             for run_id, reading in readings.items():
                 head = heads.get(run_id)
+                if reading.snapshot.has_logs:
+                    with_logs.add(run_id)
                 match sync_action(head, reading):
                     case SyncAction.LEAVE:
                         complete.append(reading.snapshot)
@@ -327,7 +405,8 @@ class ArchiveWriter:
             await self._let_go(complete)
             yield lacking
         if unsure:
-            async for lacking in self._look(unsure, await self.archive.heads(unsure), lost_retries):
+            known = await self.archive.heads(unsure)
+            async for lacking in self._look(unsure, known, lost_retries, with_logs):
                 yield lacking
 
     async def _let_go(self, snapshots: Iterable[RunSnapshot]) -> None:
@@ -442,7 +521,7 @@ class Archiver:
                 # Together with the runs that waited meanwhile: the runs of a batch are retried side
                 # by side.
                 together, self._unkept = self._unkept, {}
-                await self._bring([*together])
+                await self._bring([*together], logs=False)
 
     async def _take(self, claims: Sequence[ArchiveClaim]) -> None:
         try:
@@ -462,9 +541,9 @@ class Archiver:
         log.error("run %s cannot be archived: %s", claim.run_id, describe_error(problem))
         return ()
 
-    async def _bring(self, run_ids: Sequence[str]) -> set[str]:
+    async def _bring(self, run_ids: Sequence[str], *, logs: bool = True) -> set[str]:
         """Bring the archive up to these runs; returns those of which it has everything."""
-        complete, lost_retries = await self._writer.bring(run_ids)
+        complete, lost_retries = await self._writer.bring(run_ids, logs=logs)
         for snapshot in lost_retries:
             await self._resume(snapshot)
         return complete

@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from dovetail.core.errors import StoreError
+from dovetail.core.node_logs import LogChunk
 from dovetail.core.outputs import check_room, parts
 from dovetail.core.transitions import (
     NOTHING,
@@ -185,6 +186,10 @@ class TaskInbox(Protocol):
 
     async def acknowledge(self, messages: Sequence[Any]) -> None: ...
     async def send(self, results: Sequence[Result]) -> None: ...
+    def log(self, chunks: Sequence[LogChunk]) -> None:
+        """As `TaskSource.log`."""
+        ...
+
     def put_back(self, found: Sequence[tuple[Any, Task]]) -> None:
         """This worker does not take these."""
         ...
@@ -343,6 +348,9 @@ class QueueTaskSource:
             except StoreError as error:  # they are all that is left of the work
                 log.warning("results are kept until they can be sent: %s", error)
                 await asyncio.sleep(PAUSE_SECONDS)
+
+    def log(self, chunks: Sequence[LogChunk]) -> None:
+        self._inbox.log(chunks)
 
     async def hand_back(self, tasks: Sequence[Task]) -> None:
         """Give back starts that will not finish here: they are queued again at once.

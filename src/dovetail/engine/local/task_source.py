@@ -17,6 +17,7 @@ import orjson
 from dovetail.core.caching import Caching, Facts
 from dovetail.core.effects import COMPLETED, PUBLISHED, QUEUED, RUNNING, new_tuple
 from dovetail.core.errors import TemplateError
+from dovetail.core.node_logs import LogChunk
 from dovetail.core.templates import MAX_CONFIG_SIZE
 from dovetail.core.transitions import Claim, Dispatch, Fail, Park, Progress, Recall
 from dovetail.engine.cache import NodeCache, caching_of, facts_of
@@ -37,13 +38,19 @@ class PublishedQueue(Protocol):
     async def news(self) -> None: ...
 
 
+class LoggingStore(Store, Protocol):
+    def log(self, chunks: Sequence[LogChunk]) -> None:
+        """As `TaskSource.log`."""
+        ...
+
+
 class LocalTaskSource:
     """The task source of a worker in the orchestrator's own process."""
 
     def __init__(
         self,
         published: PublishedQueue,
-        store: Store,
+        store: LoggingStore,
         orchestrator: LocalOrchestrator,
         limits: RateLimiter,
         clock: Clock,
@@ -58,6 +65,7 @@ class LocalTaskSource:
         self._store = store
         self.report: Callable[[Sequence[Result | Progress]], Awaitable[object]]
         self.report = orchestrator.apply
+        self.log = store.log
         self._orchestrator = orchestrator
         self._limits = limits
         self._clock = clock

@@ -12,17 +12,24 @@ run stays so until a retry opens a new epoch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
 
 from dovetail.core.errors import StoreError
 from dovetail.core.events import Event
+from dovetail.core.node_logs import LogChunk
 from dovetail.core.outputs import ONLY_SIZES, OutputReference, ReadBudget
 from dovetail.core.run import RunState
 from dovetail.core.transitions import Submit
-from dovetail.engine.distributed.archiver import ArchiveHead, ArchiveState, RunSnapshot
+from dovetail.engine.distributed.archiver import (
+    ArchiveHead,
+    ArchiveState,
+    LogHead,
+    RunSnapshot,
+    UnarchivedLog,
+)
 from dovetail.stores.postgres.pool import PostgresConnection, PostgresPool, statements
 from dovetail.stores.records import Definitions, no_run
 from dovetail.stores.redis.codec import event_of, run_of, time_text
@@ -141,15 +148,34 @@ class PostgresArchive:
             raise StoreError(f"run {run.id}: its outputs are not those of epoch {run.epoch} now")
         return [found[place] for place in places]
 
-    async def log(self, run_id: str, after: int = 0) -> list[Event]:
+    async def log(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Event]:
         """Its events as far as they are archived. Raises `NotFound`."""
         row = await self._pool.row("definition_of_run", run_id)
         if row is None:
             raise no_run(run_id, self._pool.where)
         number, definition, retries, content = row
         graph = self._definitions.graph(definition, retries, lambda: content)
-        rows = await self._pool.rows("read_events", number, after, None)
+        rows = await self._pool.rows("read_events", number, after, limit)
         return [event_of(text, seq, graph) for seq, text in rows]
+
+    # ── what handlers log ────────────────────────────────────────────────────────────────
+
+    async def log_heads(self, run_ids: Iterable[str]) -> dict[str, LogHead]:
+        """Where the logs of these runs end; unknown runs are missing."""
+        rows = await self._pool.rows("log_heads", list(run_ids))
+        return {row[0]: _log_head(row) for row in rows}
+
+    async def write_logs(self, logs: Mapping[str, UnarchivedLog]) -> dict[str, LogHead]:
+        """Keep these chunks, each once, and remove those that they drop. Safe to repeat, and late;
+        runs that are not archived are left out."""
+
+        async def write(connection: PostgresConnection) -> dict[str, LogHead]:
+            rows = await _locked(connection, logs)
+            await _add_logs(connection, [(rows[run_id], logs[run_id]) for run_id in rows])
+            heads = await connection.fetch(statements()["log_heads"], list(rows))
+            return {row["run_id"]: _log_head(row) for row in heads}
+
+        return await self._pool.transact(write)
 
     def submission(self, snapshot: RunSnapshot) -> Submit:
         """What was asked for, of a run that was read from here."""
@@ -294,6 +320,43 @@ def _logs(pairs: _Accepted, *, known: bool) -> Iterator[tuple[int, int, int, str
             if text.count(b"\n") != len(lines) - 1:
                 raise StoreError(f"run {snapshot.run_id} has an event that is no line of JSON")
             yield row.number, snapshot.generation, snapshot.first_seq + at, text.decode()
+
+
+async def _add_logs(
+    connection: PostgresConnection, logs: Sequence[tuple[_Row, UnarchivedLog]]
+) -> None:
+    sql = statements()
+    rows = [
+        (
+            *(row.number, one.seq, one.chunk.node, one.chunk.epoch, one.chunk.attempt),
+            *(one.chunk.item, one.chunk.number, one.lines, one.content),
+        )
+        for row, log in logs
+        for one in log.chunks
+        if one.content is not None
+    ]
+    for columns in _pieces(_columns(rows), [8]):
+        await connection.execute(sql["add_logs"], *columns)
+    for row, log in logs:
+        for one in log.chunks:
+            chunk = one.chunk
+            mine = (row.number, chunk.node, chunk.epoch, chunk.attempt, chunk.item)
+            behind = chunk.number
+            if chunk.drops:
+                behind = max(chunk.drops) + 1
+                await connection.execute(sql["drop_logs"], *mine, list(chunk.drops))
+            if chunk.missing_lines:
+                missing = (chunk.missing_lines, chunk.missing_bytes)
+                await connection.execute(sql["note_missing"], *mine, behind, *missing)
+        last = max((one.last_seq for one in log.chunks), default=0)
+        await connection.execute(sql["end_logs"], row.number, last, *log.lost)
+
+
+def _log_head(row: Sequence[Any]) -> LogHead:
+    run_id, last_seq, seq, node, epoch, attempt, item, number = row
+    if seq is None:
+        return LogHead(last_seq)
+    return LogHead(last_seq, seq, LogChunk(run_id, node, epoch, attempt, number, (), item).name)
 
 
 async def _begin_generations(connection: PostgresConnection, accepted: _Accepted) -> None:
@@ -458,13 +521,15 @@ async def _look(
 
 async def _read(connection: PostgresConnection, run_id: str) -> RunSnapshot:
     sql = statements()
-    number, *columns, result, meta, sha256, content = await connection.fetchrow(
+    number, *columns, result, log_seq, meta, sha256, content = await connection.fetchrow(
         sql["read_run"], run_id
     )
     log = await connection.fetch(sql["read_events"], number, 0, None)
     events = [event for place, (seq, event) in enumerate(log, 1) if seq == place]
     row = (*columns, meta, sha256, content)
     snapshot = _snapshot(run_id, row, first_seq=1, events=events, result=result)
+    if log_seq:
+        snapshot.meta["log_base"] = str(log_seq)
     for index, state, output, ends in await connection.fetch(sql["read_nodes"], number):
         _add_node(snapshot, index, state, output, ends)
     return snapshot

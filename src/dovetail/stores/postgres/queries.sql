@@ -115,6 +115,33 @@ CREATE TABLE dovetail.schema_version (
 );
 INSERT INTO dovetail.schema_version (version) VALUES (0);
 
+-- name: schema_2
+-- What handlers logged, in chunks. `seq` is the number of the first line in the run's log; `content`
+-- is a JSON array with an array of time, level, logger, message and maybe fields for each line.
+-- `missing_lines` are missing right before the chunk. Redis may have lost lines before they were
+-- archived: up to `log_lost_seq`.
+CREATE TABLE dovetail.logs (
+  run BIGINT NOT NULL REFERENCES dovetail.runs (number) ON DELETE CASCADE,
+  seq BIGINT NOT NULL,
+  node TEXT COLLATE "C" NOT NULL,
+  epoch BIGINT NOT NULL,
+  attempt BIGINT NOT NULL,
+  item BIGINT,
+  number BIGINT NOT NULL,
+  lines BIGINT NOT NULL,
+  missing_lines BIGINT NOT NULL DEFAULT 0,
+  missing_bytes BIGINT NOT NULL DEFAULT 0,
+  content BYTEA NOT NULL,
+  PRIMARY KEY (run, seq)
+);
+CREATE UNIQUE INDEX logs_by_attempt
+  ON dovetail.logs (run, node, epoch, attempt, COALESCE(item, -1), number);
+ALTER TABLE dovetail.runs
+  ADD COLUMN log_seq BIGINT NOT NULL DEFAULT 0,
+  ADD COLUMN log_lost_seq BIGINT NOT NULL DEFAULT 0,
+  ADD COLUMN log_lost_lines BIGINT NOT NULL DEFAULT 0,
+  ADD COLUMN log_lost_bytes BIGINT NOT NULL DEFAULT 0;
+
 -- ── the schema ──────────────────────────────────────────────────────────────────────────
 
 -- name: has_schema
@@ -288,11 +315,73 @@ WHERE finished_at IS NULL AND created_at < $1
   AND number > COALESCE((SELECT number FROM dovetail.runs WHERE run_id = $2), 0)
 ORDER BY number LIMIT $3;
 
+-- ── what handlers log ───────────────────────────────────────────────────────────────────
+
+-- name: log_heads
+-- Where the logs of these runs end, and the last chunk of each.
+SELECT r.run_id, r.log_seq, l.seq, l.node, l.epoch, l.attempt, l.item, l.number
+FROM dovetail.runs r LEFT JOIN LATERAL (
+  SELECT * FROM dovetail.logs WHERE run = r.number ORDER BY seq DESC LIMIT 1
+) l ON TRUE
+WHERE r.run_id = ANY ($1::TEXT[]);
+
+-- name: add_logs
+-- Each once: another archiver may have written them before.
+INSERT INTO dovetail.logs (run, seq, node, epoch, attempt, item, number, lines, content)
+SELECT * FROM unnest(
+  $1::BIGINT[], $2::BIGINT[], $3::TEXT[], $4::BIGINT[], $5::BIGINT[], $6::BIGINT[], $7::BIGINT[],
+  $8::BIGINT[], $9::BYTEA[]
+)
+ON CONFLICT DO NOTHING;
+
+-- name: drop_logs
+DELETE FROM dovetail.logs WHERE run = $1 AND node = $2 AND epoch = $3 AND attempt = $4
+  AND COALESCE(item, -1) = COALESCE($5::BIGINT, -1) AND number = ANY ($6::BIGINT[]);
+
+-- name: note_missing
+-- An attempt lacks $7 lines by now. Those that are noted nowhere are missing before its first chunk
+-- from number $6 on.
+UPDATE dovetail.logs SET
+  missing_lines = logs.missing_lines + GREATEST(0, $7 - noted.missing_lines),
+  missing_bytes = logs.missing_bytes + GREATEST(0, $8 - noted.missing_bytes)
+FROM (
+  SELECT SUM(missing_lines)::BIGINT AS missing_lines, SUM(missing_bytes)::BIGINT AS missing_bytes,
+    MIN(number) FILTER (WHERE number >= $6) AS next
+  FROM dovetail.logs WHERE run = $1 AND node = $2 AND epoch = $3 AND attempt = $4
+    AND COALESCE(item, -1) = COALESCE($5::BIGINT, -1)
+) AS noted
+WHERE run = $1 AND node = $2 AND epoch = $3 AND attempt = $4
+  AND COALESCE(item, -1) = COALESCE($5::BIGINT, -1) AND number = noted.next;
+
+-- name: end_logs
+UPDATE dovetail.runs SET log_seq = GREATEST(log_seq, $2::BIGINT),
+  log_lost_seq = GREATEST(log_lost_seq, $3::BIGINT),
+  log_lost_lines = GREATEST(log_lost_lines, $4::BIGINT),
+  log_lost_bytes = GREATEST(log_lost_bytes, $5::BIGINT)
+WHERE number = $1;
+
+-- name: log_of_run
+SELECT number, log_seq, log_lost_seq, log_lost_lines, log_lost_bytes FROM dovetail.runs
+WHERE run_id = $1;
+
+-- name: read_logs
+-- From the chunk on that has the line after $2, as many as have so many bytes together.
+SELECT seq, node, epoch, attempt, item, number, missing_lines, missing_bytes, content FROM (
+  SELECT *, SUM(octet_length(content)) OVER (ORDER BY seq) AS together,
+    ROW_NUMBER() OVER (ORDER BY seq) AS nth
+  FROM (
+    SELECT * FROM dovetail.logs
+    WHERE run = $1 AND seq + GREATEST(lines, 1) > $2 + 1 AND seq >= COALESCE(
+      (SELECT MAX(seq) FROM dovetail.logs WHERE run = $1 AND seq <= $2 + 1), 0
+    ) {conditions} ORDER BY seq LIMIT $4
+  ) chunks
+) page WHERE together <= $3 OR nth = 1 ORDER BY seq;
+
 -- ── runs are read ───────────────────────────────────────────────────────────────────────
 
 -- name: read_run
 SELECT r.number, r.workflow, r.version, r.retries, r.params, r.created_at, r.generation,
-  r.result, r.meta, d.sha256, d.content
+  r.result, r.log_seq, r.meta, d.sha256, d.content
 FROM dovetail.runs r JOIN dovetail.definitions d ON d.number = r.definition
 WHERE r.run_id = $1;
 

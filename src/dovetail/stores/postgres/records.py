@@ -14,9 +14,11 @@ from typing import Any
 import orjson
 
 from dovetail.core.errors import StoreError
+from dovetail.core.node_logs import StoredChunk
 from dovetail.core.transitions import Submit
 from dovetail.engine.ports import (
     ALL_RUNS,
+    MAX_LOG_PAGE_BYTES,
     DoctorFinding,
     Key,
     KeyUsed,
@@ -52,14 +54,17 @@ from dovetail.stores.records import (
     no_version,
     no_workflow,
     page_size,
+    stored_chunk,
     summary_of,
     until_cut,
     version_item,
+    with_lost_lines,
     workflow_item,
 )
 from dovetail.stores.redis.codec import event_of
 
 LARGEST_NUMBER = (1 << 63) - 1
+MAX_LOG_CHUNKS = 1000
 OLDEST_SERVER = 120000
 MAX_APART_SECONDS = 5.0
 ACCEPT_SECONDS = 4.0
@@ -267,6 +272,30 @@ class PostgresRecords(BaseRecords):
         graph = self._definitions.graph(definition, retries, lambda: content)
         rows = await self._pool.rows("read_events", number, after, limit)
         return [event_view(event_of(text, seq, graph)) for seq, text in rows]
+
+    async def logs(
+        self,
+        run_id: str,
+        after: int = 0,
+        *,
+        node: str | None = None,
+        epoch: int | None = None,
+        attempt: int | None = None,
+        item: int | None = None,
+        max_bytes: int = MAX_LOG_PAGE_BYTES,
+    ) -> list[StoredChunk]:
+        """As far as they are archived."""
+        row = await self._pool.row("log_of_run", run_id)
+        if row is None:
+            raise no_run(run_id, self._pool.where)
+        number, last_seq, *lost = row
+        if after >= last_seq:
+            return []
+        given = {"node": node, "epoch": epoch, "attempt": attempt, "item": item}
+        given = {name: value for name, value in given.items() if value is not None}
+        rows = await self._pool.rows("read_logs", number, after, max_bytes, MAX_LOG_CHUNKS, **given)
+        chunks = [stored_chunk(run_id, row) for row in rows]
+        return with_lost_lines(chunks, run_id, after, lost)
 
     # ── batches ──────────────────────────────────────────────────────────────────────────
 

@@ -43,6 +43,7 @@ from dovetail.stores.redis.codec import (
     weight_text,
 )
 from dovetail.stores.redis.definitions import definition, stored_graph
+from dovetail.stores.redis.logs import RedisLogs, log_keys_of
 from dovetail.stores.redis.scope import RedisOutputs, there
 from dovetail.stores.redis.staging import write_run
 from dovetail.stores.redis.timers import ACTIVE
@@ -50,6 +51,13 @@ from dovetail.stores.redis.timers import ACTIVE
 UNARCHIVED, ARCHIVED = "wf:unarchived", "wf:archived"
 CLAIM_SECONDS = 5.0
 """After so long another archiver tries what one has claimed and not settled."""
+
+
+def queueing(entries: Iterable[ArchiveEntry]) -> tuple[Argument, ...]:
+    """The command that says since when the archive is behind with each run; none for no run."""
+    flat = [part for run_id, since in entries for part in (repr(since), run_id)]
+    # LT: a claim is later than now, and gives way to what moved during it.
+    return ("ZADD", UNARCHIVED, "LT", *flat) if flat else ()
 
 
 class RedisArchiveQueue:
@@ -76,10 +84,8 @@ class RedisArchiveQueue:
         await self.moved([submit.run_id for submit in submits])
 
     async def _add(self, entries: Iterable[ArchiveEntry]) -> None:
-        flat = [part for run_id, since in entries for part in (repr(since), run_id)]
-        if flat:
-            # LT: a claim is later than now, and gives way to what moved during it.
-            await self._redis.call("ZADD", UNARCHIVED, "LT", *flat)
+        if command := queueing(entries):
+            await self._redis.call(*command)
 
     async def claim(self, limit: int, rested: float = 0.0) -> list[ArchiveClaim]:
         """Some that moved so many seconds ago, oldest first; other archivers skip them for a
@@ -146,6 +152,7 @@ class RedisSnapshots:
         self._redis = redis
         self._definitions = Definitions()
         self._outputs = RedisOutputs(redis)
+        self.logs = RedisLogs(redis).unarchived
 
     # ── out of Redis ─────────────────────────────────────────────────────────────────────
 
@@ -197,6 +204,7 @@ class RedisSnapshots:
         for run_id, head in heads.items():
             keys = _keys(run_id)
             names = [keys[part] for part in ("meta", "nodes", "ends", "events")]
+            names.append(log_keys_of(run_id)[0])
             kept = NOTHING if head is None else head.kept
             asked.append(
                 self._redis.script_command(
@@ -320,14 +328,14 @@ class RedisSnapshots:
     async def drop(self, run_id: str, head: ArchiveHead) -> int:
         """Forget a run that the archive has: 1 it is gone, 0 it goes on, -1 it has more."""
         keys = _keys(run_id)
-        names = [keys.pop("meta"), keys.pop("events"), *keys.values()]
+        names = [keys.pop("meta"), keys.pop("events"), *log_keys_of(run_id), *keys.values()]
         given: list[Argument] = [head.epoch, head.kept.generation, head.kept.last_seq]
         return int(await self._redis.call_script(source("snapshot_drop"), names, given))
 
 
 def _reading(run_id: str, head: ArchiveHead | None, answer: Sequence[Any]) -> HotReading:
     """What `snapshot.lua` answered; the outputs are read later."""
-    flat, count, *rest = answer
+    flat, count, has_logs, *rest = answer
     events, nodes, ends = rest or ([], [], [])
     fields, states = dict(pairs(flat)), dict(pairs(nodes))
     if states:
@@ -347,6 +355,7 @@ def _reading(run_id: str, head: ArchiveHead | None, answer: Sequence[Any]) -> Ho
         ends={int(place): end for place, end in pairs(ends)},
         first_seq=kept.last_seq + 1,
         events=events,
+        has_logs=bool(has_logs),
     )
     return HotReading(snapshot, continues)
 
@@ -419,7 +428,8 @@ def _as_started(place: int, fields: list[str], lease_until: float, now: float) -
 def _counts(nodes: dict[int, list[str]], graph: Graph) -> dict[int, int]:
     """Of each node that waits, its parents that are settled."""
     states = [nodes[i][STATE] if i in nodes else "W" for i in range(len(graph.nodes))]
-    worth = {"C": UNIT + 1, "S": UNIT}
+    # A failed parent of a node that still waits: its failure is allowed.
+    worth = {"C": UNIT + 1, "F": UNIT + 1, "S": UNIT}
     counts = {
         place: sum(worth.get(states[parent], 0) for parent in spec.parents)
         for place, spec in enumerate(graph.nodes)

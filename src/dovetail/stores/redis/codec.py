@@ -18,7 +18,8 @@ import orjson
 
 from dovetail.core.audit.replay import KINDS
 from dovetail.core.dag import Graph, NodeSpec
-from dovetail.core.events import Event, Token
+from dovetail.core.effects import failure_data
+from dovetail.core.events import TRACEBACK, Event, Token
 from dovetail.core.run import NodeState, Phase, RunState
 from dovetail.core.states import NodeStatus, Reason, RunStatus
 from dovetail.core.templates import Condition
@@ -138,6 +139,9 @@ class GraphShape:
         ]
         self._conditional = conditional
         self._whole: bytes | None = None
+        flags = "".join("1" if spec.allow_failure else "0" for spec in graph.nodes)
+        self.allowed = flags if "1" in flags else ""
+        """A digit for each node, 1 if its failure is allowed; empty if that is so of no node."""
         self.children_text = [
             "?"
             if any(conditional[child] for child in spec.children)
@@ -231,8 +235,9 @@ def _complete(move: Complete | Recall, shape: GraphShape, place: int) -> Fields:
 
 def _fail(move: Fail, shape: GraphShape, place: int) -> Fields:
     spec = shape.graph.nodes[place]
+    data = failure_data(move.error)
     fields: Fields = {
-        "error": _json(move.error),
+        "error": _json(data["error"]),
         "permanent": move.permanent,
         "unrendered": move.unrendered,
         "max_retries": spec.max_retries,
@@ -241,6 +246,8 @@ def _fail(move: Fail, shape: GraphShape, place: int) -> Fields:
         "jitter": spec.retry.jitter,
         "chance": move.chance,
     }
+    if TRACEBACK in data:
+        fields["traceback"] = _json(data[TRACEBACK])
     if move.after is not None:
         fields["after"] = move.after
     if move.at_least is not None:

@@ -16,11 +16,13 @@ import orjson
 from dovetail.core.dag import Graph
 from dovetail.core.errors import BrokenRun, NotFound
 from dovetail.core.events import RUN_ENDS, Event
+from dovetail.core.node_logs import StoredChunk
 from dovetail.core.outputs import OutputReference
 from dovetail.core.transitions import Submit
 from dovetail.engine.distributed.triggers import PendingRun
 from dovetail.engine.ports import (
     ALL_RUNS,
+    MAX_LOG_PAGE_BYTES,
     DoctorFinding,
     Key,
     KeyUsed,
@@ -47,12 +49,14 @@ from dovetail.stores.records import (
     page_size,
     run_status,
     version_item,
+    with_lost_lines,
     workflow_item,
 )
 from dovetail.stores.redis.accepted import RedisAcceptedRuns
 from dovetail.stores.redis.codec import event_of, keys_of, run_error, source
 from dovetail.stores.redis.definitions import definition, definition_key, stored_graph
 from dovetail.stores.redis.limits import RedisLimits
+from dovetail.stores.redis.logs import LogReading, RedisLogs, log_keys_of
 from dovetail.stores.redis.run_index import (
     NOT_RUNNING,
     OPEN,
@@ -74,6 +78,8 @@ from dovetail.stores.redis.run_index import (
 from dovetail.stores.redis.scope import RedisOutputs
 
 MAX_CHECKED = 1000
+MAX_SEQ = 1 << 53
+"""Numbers beyond it are not exact in a script."""
 RETENTION_SECONDS = 7 * 86400.0
 
 _SUMMARY = (
@@ -100,6 +106,7 @@ class RedisRecords(BaseRecords):
         listed, if its store knows that without asking."""
         self._redis = redis
         self._outputs = RedisOutputs(redis)
+        self._logs = RedisLogs(redis)
         self._limits = limits or RedisLimits(redis)
         self._retention_seconds = retention_seconds
         self._examine = examine
@@ -362,6 +369,33 @@ class RedisRecords(BaseRecords):
         texts = await self._redis.call("LRANGE", log, after, last)
         return [event_view(event_of(text, seq, graph)) for seq, text in enumerate(texts, after + 1)]
 
+    async def logs(
+        self,
+        run_id: str,
+        after: int = 0,
+        *,
+        node: str | None = None,
+        epoch: int | None = None,
+        attempt: int | None = None,
+        item: int | None = None,
+        max_bytes: int = MAX_LOG_PAGE_BYTES,
+    ) -> list[StoredChunk]:
+        given = {"node": node, "epoch": epoch, "attempt": attempt, "item": item}
+        _, lost, chunks = await self.log_reading(run_id, after, max_bytes, **given)
+        return with_lost_lines(chunks, run_id, after, lost)
+
+    async def log_reading(
+        self, run_id: str, after: int, max_bytes: int, **given: Any
+    ) -> LogReading:
+        """The same, and where Redis has everything. Raises `NotFound`."""
+        found = None
+        if is_text(run_id) and is_text(given["node"] or ""):
+            after = min(after, MAX_SEQ)
+            found = await self._logs.read(run_id, after, max_bytes, **given)
+        if found is None:
+            raise no_run(run_id, "Redis")
+        return found
+
     # ── what is asked for, and made afterwards ───────────────────────────────────────────
 
     async def accept(self, submit: Submit, now: float) -> Submit:
@@ -509,7 +543,8 @@ class RedisRecords(BaseRecords):
                 # Not before that; until then it is not in the way of others.
                 await self._redis.call("ZADD", f"{RUNS}:finished", "XX", repr(last), run_id)
                 return
-        if await self._redis.call_script(source("records_drop"), keys, [repr(long_ago)]):
+        every = [*keys, *log_keys_of(run_id)]
+        if await self._redis.call_script(source("records_drop"), every, [repr(long_ago)]):
             # What is left of it says where it is listed: a crash here, and we come again.
             await self._take_out(run_id)
         else:

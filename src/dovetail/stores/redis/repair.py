@@ -14,6 +14,7 @@ import orjson
 
 from dovetail.core.audit.event_check import RebuiltRun, rebuild
 from dovetail.core.dag import Graph
+from dovetail.core.effects import is_done
 from dovetail.core.errors import BrokenRun, NotFound
 from dovetail.core.events import Event
 from dovetail.core.run import NodeState, Phase, RunState
@@ -143,9 +144,9 @@ def _parts(made: RebuiltRun, kept: Mapping[int, NodeState], now: float) -> dict[
     ends: list[Any] = []
     for place, (spec, node) in enumerate(zip(run.graph.nodes, run.nodes, strict=True)):
         if node.status is NodeStatus.PENDING:
-            states = [run.nodes[parent].status for parent in spec.parents]
-            settled = UNIT * sum(s in (NodeStatus.COMPLETED, NodeStatus.SKIPPED) for s in states)
-            if count := settled + states.count(NodeStatus.COMPLETED):
+            done = sum(is_done(run, parent) for parent in spec.parents)
+            skipped = sum(run.nodes[p].status is NodeStatus.SKIPPED for p in spec.parents)
+            if count := UNIT * (done + skipped) + done:
                 deps += (place, str(count))
             if node.epoch == 1:
                 continue  # as if nothing had happened to it
@@ -215,10 +216,10 @@ def _text(node: NodeState, kept: NodeState | None, nonce: int, now: float) -> st
 
 
 async def end_by_force(
-    redis: PipelinedRedis, run_id: str, keys: Sequence[str], size: int, now: float
+    redis: PipelinedRedis, run_id: str, keys: Sequence[str], size: int, allowed: str, now: float
 ) -> bool:
     """End a run whatever is left of it; False if it has ended. Raises `NotFound`."""
-    given: list[Argument] = [time_text(now), size]
+    given: list[Argument] = [time_text(now), size, allowed]
     answer = int(await redis.call_script(source("cancel_damaged"), keys, given))
     if answer < 0:
         raise NotFound(f"no run '{run_id}' can be read in Redis: nothing is left of its record")

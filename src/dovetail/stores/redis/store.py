@@ -130,6 +130,8 @@ RULES = (
 HOT = ("submit", "complete_many")
 POLL_SECONDS = 0.02
 LONGEST_POLL_SECONDS = 0.2
+WATCH_PAGE = 500
+"""Events that are read at once: one with a traceback may have 32 KiB."""
 BATCH_SIZE = 64
 """Runs that are made in one go."""
 LISTED_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
@@ -420,23 +422,29 @@ class RedisStore:
         todo = list(requests)
         graph: bytes = b""
         while todo:
-            go_on, why, seq, answers = await self._call(run_id, todo, graph)
+            go_on, why, seq, answers = await self._call(header, todo, graph)
             for answer in answers:
                 decisions.append(decode_decision(answer, header.run, seq))
                 seq += len(answer[1])
             if why == b"pending":
                 cause, ready = todo[len(answers) - 1], answers[-1][PENDING]
                 decisions[-1] = joined(decisions[-1], await self._settle(header, cause, ready))
+                if cause["kind"] == "take_over":  # it stopped there; its last orders are all orders
+                    (rest,) = await self._step(run_id, header, [{**cause, "behind": "0.0"}])
+                    decisions[-1].dispatch = []
+                    decisions[-1] = joined(decisions[-1], rest)
             graph = header.shape.whole if why == b"graph" else b""
             todo = todo[go_on - 1 :] if go_on else []
         return decisions
 
     async def _call(
-        self, run_id: str, requests: Sequence[Fields], graph: bytes
+        self, header: RunHeader, requests: Sequence[Fields], graph: bytes
     ) -> tuple[int, bytes, int, list[Any]]:
-        body = orjson.dumps({"moves": requests})
+        body: dict[str, Any] = {"moves": requests}
+        if header.shape.allowed:
+            body["allowed"] = header.shape.allowed
         go_on, why, seq, answers = await self._redis.call_script(
-            source(*RULES), keys_of(run_id), [body, graph]
+            source(*RULES), keys_of(header.run.id), [orjson.dumps(body), graph]
         )
         return go_on, why, seq, answers
 
@@ -452,7 +460,7 @@ class RedisStore:
         while results := await self._conditions.results(header, ready):
             request = {"kind": "settle", "now": cause["now"], "nonce": cause["nonce"]}
             request |= results.fields
-            _, _, seq, (answer,) = await self._call(header.run.id, [request], results.graph)
+            _, _, seq, (answer,) = await self._call(header, [request], results.graph)
             decision, ready = decode_decision(answer, header.run, seq), answer[PENDING]
             whole = joined(whole, decision)
             if decision and not ready:
@@ -502,7 +510,8 @@ class RedisStore:
         except BrokenRun:
             header = None
         size = 0 if header is None else len(header.run.graph.nodes)
-        return await end_by_force(self._redis, run_id, keys_of(run_id), size, now)
+        allowed = "" if header is None else header.shape.allowed
+        return await end_by_force(self._redis, run_id, keys_of(run_id), size, allowed, now)
 
     async def _keep_outputs(
         self, moves: Sequence[Transition], decisions: Sequence[Decision], now: float
@@ -607,14 +616,14 @@ class RedisStore:
         pause = POLL_SECONDS
         while True:
             finished = await self._is_finished(run_id)
-            texts = await self._redis.call("LRANGE", events, after, -1)
+            texts = await self._redis.call("LRANGE", events, after, after + WATCH_PAGE - 1)
             for text in texts:
                 after += 1
                 yield event_of(text, after, header.run.graph)
             if finished and not texts:
                 return
             pause = POLL_SECONDS if texts else min(pause * 1.5, LONGEST_POLL_SECONDS)
-            if not finished:
+            if not finished and len(texts) < WATCH_PAGE:
                 await asyncio.sleep(pause)
 
     async def scopes(self, orders: Mapping[str, Sequence[Dispatch]]) -> list[RedisTemplateScope]:

@@ -23,7 +23,7 @@ from dovetail.stores.records import named_statements
 
 APPLICATION_ID = 0x444F5645
 """Written into the file's header, so that another program's database is not taken for ours."""
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 BUSY_SECONDS = 30.0
 """How long to wait for another process that writes; a commit takes milliseconds."""
 _RETRY_SECONDS = 0.01
@@ -265,7 +265,13 @@ def _switch_to_wal(connection: sqlite3.Connection) -> None:
 
 
 def split_statements(script: str) -> list[str]:
-    return [part.strip() for part in script.split(";") if part.strip()]
+    found, statement = [], ""
+    for part in script.split(";"):
+        statement += f"{part};"
+        if sqlite3.complete_statement(statement):  # else it is a trigger, which has statements
+            found.append(statement.strip(" \n;"))
+            statement = ""
+    return [statement for statement in found if statement]
 
 
 # ── is another process still there? ──────────────────────────────────────────────────────

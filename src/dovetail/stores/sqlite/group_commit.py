@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from dovetail.core.audit.replay import is_taken
+from dovetail.core.node_logs import LogChunk
 from dovetail.core.run import RunState
 from dovetail.engine.views import result
 from dovetail.stores.sqlite.writer import (
@@ -26,6 +27,10 @@ from dovetail.stores.sqlite.writer import (
 
 FEW = 128
 """So many runs of a round may be written without a thread."""
+LOG_SECONDS = 0.05
+"""Lines of logs wait so long for a commit that is made anyway, as that of their node's result."""
+MAX_LOGS = 8
+"""Chunks of a round that is written without a thread: each may have 64 KiB."""
 
 
 class CachedRun:
@@ -66,17 +71,34 @@ class CachedRun:
 class _NextCommit:
     """The next transaction, and the futures that wait for it."""
 
-    __slots__ = ("creations", "dirty", "outputs", "released", "waiting")
+    __slots__ = ("creations", "dirty", "logs", "outputs", "released", "waiting")
 
     def __init__(self) -> None:
         self.dirty: dict[str, CachedRun] = {}
         self.creations: list[tuple[Creation, asyncio.Future[CreatedRun]]] = []
         self.outputs: dict[str, tuple[float, Any, Staged]] = {}
         self.released: list[int] = []
+        self.logs: dict[tuple[str, str], LogChunk] = {}
+        """By run and name."""
         self.waiting: list[asyncio.Future[None]] = []
 
     def __bool__(self) -> bool:
+        moves_runs = self.dirty or self.creations or self.outputs or self.released
+        return bool(moves_runs or self.logs)
+
+    @property
+    def moves_runs(self) -> bool:
         return bool(self.dirty or self.creations or self.outputs or self.released)
+
+    def log(self, chunk: LogChunk) -> None:
+        """A chunk that gives way before it is written is never written."""
+        drops = list(chunk.drops)
+        for number in chunk.drops:
+            name = f"{chunk.attempt_name}{number}"
+            unwritten = self.logs.pop((chunk.run_id, name), None)
+            if unwritten is not None:
+                drops += unwritten.drops
+        self.logs[chunk.run_id, chunk.name] = chunk._replace(drops=drops)
 
     def before(self, later: _NextCommit) -> _NextCommit:
         """Both, in this order."""
@@ -85,6 +107,9 @@ class _NextCommit:
         both.creations = self.creations + later.creations
         both.outputs = self.outputs | later.outputs
         both.released = self.released + later.released
+        both.logs = dict(self.logs)
+        for chunk in later.logs.values():
+            both.log(chunk)
         both.waiting = self.waiting + later.waiting
         return both
 
@@ -113,6 +138,7 @@ class GroupCommit:
         self._next = _NextCommit()
         self._writing: _NextCommit | None = None
         self._scheduled = False
+        self._log_timer: asyncio.TimerHandle | None = None
 
     # ── staging ──────────────────────────────────────────────────────────────────────────
 
@@ -123,6 +149,17 @@ class GroupCommit:
     def keep_output(self, key: str, until: float, output: Any, one: Staged) -> None:
         """For the node cache, if this decision stands when it is written."""
         self._next.outputs[key] = (until, output, one)
+
+    def log(self, chunks: Iterable[LogChunk]) -> None:
+        """Write these with the next transaction, or in one of their own a moment later."""
+        for chunk in chunks:
+            self._next.log(chunk)
+        if self._log_timer is None:
+            self._log_timer = self._loop.call_later(LOG_SECONDS, self._begin_logs)
+
+    def _begin_logs(self) -> None:
+        self._log_timer = None
+        self._begin()
 
     def staged_output(self, key: str) -> tuple[float, Any] | None:
         for gathering in (self._next, self._writing):
@@ -181,6 +218,9 @@ class GroupCommit:
         if self._writing is not None or not self._next:
             return  # the next round begins when this one ends
         gathering, self._next = self._next, _NextCommit()
+        if self._log_timer is not None:
+            self._log_timer.cancel()
+            self._log_timer = None
         try:
             for kept in gathering.dirty.values():
                 if kept.stale:
@@ -201,7 +241,8 @@ class GroupCommit:
             return
         self._writing = gathering
         outcome = None
-        if not round_.creations and len(round_.additions) <= FEW:
+        is_small = len(round_.additions) <= FEW and len(round_.logs) <= MAX_LOGS
+        if not round_.creations and is_small:
             try:
                 outcome = self._writer.commit(round_)
             except Exception as error:
@@ -223,7 +264,7 @@ class GroupCommit:
             if now_shown != kept.projected:
                 kept.projected = now_shown
                 projections.append(projection(kept.run, kept.number))
-        if not (additions or gathering.creations or gathering.outputs or gathering.released):
+        if not (additions or gathering.moves_runs or gathering.logs):
             return None
         return CommitRound(
             [creation for creation, _ in gathering.creations],
@@ -237,11 +278,17 @@ class GroupCommit:
             notifications,
             gathering.released,
             self._owner,
+            list(gathering.logs.values()),
         )
 
     def _written(self, outcome: CommitOutcome | None, error: BaseException | None) -> None:
         written, self._writing = self._writing, None
         if written is None:
+            return
+        if error is not None and not written.moves_runs:
+            self._writer.lose_logs(error)  # a log is never in the way of a run
+            _resolve(written.waiting)
+            self._begin()
             return
         if error is not None or outcome is None:
             self._give_up(written, error or RuntimeError("the writer gave no answer"))

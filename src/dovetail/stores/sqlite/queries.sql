@@ -106,6 +106,31 @@ CREATE TABLE cache (
 ) WITHOUT ROWID;
 CREATE INDEX cache_by_age ON cache (expires_at);
 
+-- name: schema_2
+-- What handlers logged, in chunks. `seq` is the number of the first line in the run's log; `content`
+-- is a JSON array with an array of time, level, logger, message and maybe fields for each line.
+-- `missing_lines` are missing right before the chunk.
+CREATE TABLE logs (
+  id INTEGER PRIMARY KEY,
+  run INTEGER NOT NULL,
+  seq INTEGER NOT NULL,
+  node TEXT NOT NULL,
+  epoch INTEGER NOT NULL,
+  attempt INTEGER NOT NULL,
+  item INTEGER,
+  number INTEGER NOT NULL,
+  lines INTEGER NOT NULL,
+  missing_lines INTEGER NOT NULL DEFAULT 0,
+  missing_bytes INTEGER NOT NULL DEFAULT 0,
+  content TEXT NOT NULL
+);
+CREATE UNIQUE INDEX logs_in_order ON logs (run, seq);
+CREATE UNIQUE INDEX logs_by_attempt
+  ON logs (run, node, epoch, attempt, IFNULL(item, -1), number);
+CREATE TRIGGER logs_of_deleted_runs AFTER DELETE ON runs BEGIN
+  DELETE FROM logs WHERE run = OLD.number;
+END;
+
 -- ── runs and their log ──────────────────────────────────────────────────────────────────
 
 -- name: add_definition
@@ -185,6 +210,44 @@ SELECT number, run_id, workflow, version, status, epoch, params, created_at, sta
   finished_at, error,
   CASE WHEN length(result) <= IFNULL(?2, length(result)) THEN result END, length(result)
 FROM runs WHERE run_id = ?1;
+
+-- ── what handlers log ───────────────────────────────────────────────────────────────────
+
+-- name: add_log
+-- Nothing, if the chunk is there, or if the run is not. A chunk without lines has a number, too.
+INSERT OR IGNORE INTO logs (run, seq, node, epoch, attempt, item, number, lines, content)
+SELECT number, IFNULL(
+  (SELECT seq + MAX(lines, 1) FROM logs WHERE run = runs.number ORDER BY seq DESC LIMIT 1), 1
+), ?2, ?3, ?4, ?5, ?6, ?7, ?8
+FROM runs WHERE run_id = ?1;
+
+-- name: drop_log
+DELETE FROM logs WHERE run = (SELECT number FROM runs WHERE run_id = ?1)
+  AND node = ?2 AND epoch = ?3 AND attempt = ?4 AND IFNULL(item, -1) = IFNULL(?5, -1)
+  AND number = ?6;
+
+-- name: note_missing
+-- An attempt lacks ?7 lines by now. Those that are noted nowhere are missing before its first chunk
+-- from number ?6 on.
+UPDATE logs SET
+  missing_lines = logs.missing_lines + MAX(0, ?7 - noted.missing_lines),
+  missing_bytes = logs.missing_bytes + MAX(0, ?8 - noted.missing_bytes)
+FROM (
+  SELECT SUM(missing_lines) AS missing_lines, SUM(missing_bytes) AS missing_bytes,
+    MIN(number) FILTER (WHERE number >= ?6) AS next
+  FROM logs WHERE run = (SELECT number FROM runs WHERE run_id = ?1)
+    AND node = ?2 AND epoch = ?3 AND attempt = ?4 AND IFNULL(item, -1) = IFNULL(?5, -1)
+) AS noted
+WHERE run = (SELECT number FROM runs WHERE run_id = ?1)
+  AND node = ?2 AND epoch = ?3 AND attempt = ?4 AND IFNULL(item, -1) = IFNULL(?5, -1)
+  AND number = noted.next;
+
+-- name: read_logs
+-- From the chunk on that has the line after ?2.
+SELECT seq, node, epoch, attempt, item, number, missing_lines, missing_bytes, content FROM logs
+WHERE run = ?1 AND seq + MAX(lines, 1) > ?2 + 1
+  AND seq >= IFNULL((SELECT MAX(seq) FROM logs WHERE run = ?1 AND seq <= ?2 + 1), 0) {conditions}
+ORDER BY seq;
 
 -- ── owners ──────────────────────────────────────────────────────────────────────────────
 

@@ -17,10 +17,12 @@ import orjson
 
 from dovetail.core.audit.replay import JournalEntry
 from dovetail.core.errors import BrokenRecord, StoreError
+from dovetail.core.node_logs import StoredChunk
 from dovetail.core.text import counted
 from dovetail.engine.limits import FASTEST, LARGEST_BURST, SLOWEST
 from dovetail.engine.ports import (
     ALL_RUNS,
+    MAX_LOG_PAGE_BYTES,
     DoctorFinding,
     Key,
     Registered,
@@ -47,6 +49,7 @@ from dovetail.stores.records import (
     no_workflow,
     page_size,
     run_status,
+    stored_chunk,
     summary_of,
     version_item,
     workflow_item,
@@ -247,6 +250,35 @@ class SqliteRecords(BaseRecords):
             await asyncio.sleep(0)
         return found[:limit]
 
+    async def logs(
+        self,
+        run_id: str,
+        after: int = 0,
+        *,
+        node: str | None = None,
+        epoch: int | None = None,
+        attempt: int | None = None,
+        item: int | None = None,
+        max_bytes: int = MAX_LOG_PAGE_BYTES,
+    ) -> list[StoredChunk]:
+        run = self._one("is_finished", run_id)
+        if run is None:
+            raise no_run(run_id, self._store.file.path)
+        given = {"node": node, "epoch": epoch, "attempt": attempt, "item": item}
+        given = {name: value for name, value in given.items() if value is not None}
+        size = 0
+
+        def is_full(row: Any) -> bool:
+            nonlocal size
+            size += len(row[-1])
+            return size >= max_bytes
+
+        after = min(after, _LAST_NUMBER)
+        rows = self._store.rows("read_logs", run[0], after, stop=is_full, **given)
+        if size > max_bytes and len(rows) > 1:
+            rows.pop()
+        return [stored_chunk(run_id, row) for row in rows]
+
     # ── batches ──────────────────────────────────────────────────────────────────────────
 
     def _batch(self, batch_id: str) -> Any:
@@ -320,12 +352,13 @@ class SqliteRecords(BaseRecords):
     def _schema_findings(self) -> Iterable[DoctorFinding]:
         """Tables and indexes that are missing."""
         there = {name for (name,) in self._store.rows("things")}
-        for statement in split_statements(statements()["schema_1"]):
+        steps = (statements()[f"schema_{step}"] for step in range(1, SCHEMA_VERSION + 1))
+        for statement in [one for step in steps for one in split_statements(step)]:
             name = _named(statement)
             if name not in there:
-                kind = "table" if statement.startswith("CREATE TABLE") else "index"
+                kind = {"TABLE": "table", "TRIGGER": "trigger"}.get(statement.split()[1], "index")
                 fix = "restore the file from a copy"
-                if kind == "index":
+                if kind != "table":
                     sql = " ".join(statement.split())
                     fix = f'sqlite3 {self._where} "{sql}"'
                 yield DoctorFinding("schema", False, f"the {kind} {name} is missing", fix)

@@ -34,6 +34,7 @@ from dovetail.core.dag import Graph
 from dovetail.core.effects import outstanding
 from dovetail.core.errors import BrokenRun, Conflict, NotFound, StoreError, StoreLost, one_line
 from dovetail.core.events import Event, Token
+from dovetail.core.node_logs import LogChunk
 from dovetail.core.outputs import OutputReference, ReadBudget
 from dovetail.core.run import RunState
 from dovetail.core.states import FINAL, NodeStatus, RunStatus
@@ -326,6 +327,11 @@ class SqliteStore:
         else:
             self._commits.schedule()
         return [one.decision for one in staged]
+
+    def log(self, chunks: Sequence[LogChunk]) -> None:
+        """Write lines of handlers with the next commit, or soon. They are lost if that fails."""
+        if self._broken is None and not self._closing:
+            self._commits.log(chunks)
 
     async def _apply_anywhere(self, moves: Sequence[Transition], now: float) -> list[Decision]:
         """The same for runs of other owners: read first, answer when it is committed.

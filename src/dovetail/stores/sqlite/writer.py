@@ -11,6 +11,7 @@ may be damaged, or written by a newer version.
 from __future__ import annotations
 
 import asyncio
+import logging
 import sqlite3
 import threading
 import time
@@ -24,10 +25,13 @@ from dovetail.core.audit.replay import KINDS, MAX_COUNT, JournalEntry, Unreadabl
 from dovetail.core.effects import new_tuple
 from dovetail.core.errors import BrokenRecord, StoreError
 from dovetail.core.events import Event
+from dovetail.core.node_logs import LogChunk, encode_lines
 from dovetail.core.outputs import OutputReference, ReadBudget
 from dovetail.core.transitions import Complete, Decision, Recall, Submit, Transition
 from dovetail.engine.ports import KeyUsed
 from dovetail.stores.sqlite.file import SqliteFile, statements
+
+log = logging.getLogger("dovetail.store")
 
 OUTPUTS = frozenset({KINDS[Complete], KINDS[Recall]})
 """Entries whose extra is an output."""
@@ -183,6 +187,7 @@ class Writer:
         self._check_at = 0.0
         self.commits = 0
         """Transactions that were committed, for tests that count them."""
+        self._has_lost_logs = False
         self._thread = threading.Thread(target=self._run, name="dovetail-writer", daemon=True)
         self._thread.start()
 
@@ -240,6 +245,12 @@ class Writer:
             return outcome
 
         self.submit(work, then)
+
+    def lose_logs(self, error: BaseException) -> None:
+        """Lines of handlers could not be written: said once, as the next will not be, either."""
+        if not self._has_lost_logs:
+            self._has_lost_logs = True
+            log.warning("lines of logs are lost: %s", error)
 
     def _note_time(self, seconds: float) -> None:
         self._usual_seconds += (seconds - self._usual_seconds) / 4
@@ -357,6 +368,7 @@ class CommitRound(NamedTuple):
     released: Sequence[int]
     """Runs that we drive no longer."""
     owner: str
+    logs: Sequence[LogChunk] = ()
 
 
 class CommitOutcome(NamedTuple):
@@ -376,9 +388,12 @@ def commit(writer: Writer, connection: sqlite3.Connection, round_: CommitRound) 
         (piece(add.number, add.place), add.staged[0].seq, encoded(add.staged))
         for add in round_.additions
     ]
+    lines = [encode_lines(chunk.lines).decode() for chunk in round_.logs]
     try:
         return writer.transaction(
-            connection, lambda c: _write(c, round_, rows), makes_runs=bool(round_.creations)
+            connection,
+            lambda c: _write(c, round_, rows, lines, writer.lose_logs),
+            makes_runs=bool(round_.creations),
         )
     except LogConflict:  # and all is undone, so what stands at our places is not ours
         taken = {
@@ -392,7 +407,11 @@ def commit(writer: Writer, connection: sqlite3.Connection, round_: CommitRound) 
 
 
 def _write(
-    connection: sqlite3.Connection, round_: CommitRound, rows: Sequence[tuple[int, int, bytes]]
+    connection: sqlite3.Connection,
+    round_: CommitRound,
+    rows: Sequence[tuple[int, int, bytes]],
+    lines: Sequence[str],
+    lose_logs: Callable[[BaseException], None],
 ) -> CommitOutcome:
     sql = statements()
     if rows:
@@ -410,7 +429,27 @@ def _write(
         connection.executemany(sql["keep_output"], kept)
     for number in round_.released:
         connection.execute(sql["disown_run"], (number, round_.owner))
+    for chunk, content in zip(round_.logs, lines, strict=True):
+        try:
+            _add_log(connection, chunk, content)
+        except (sqlite3.Error, ValueError, OverflowError) as error:
+            if not connection.in_transaction:  # a full disk: SQLite has undone everything
+                raise
+            lose_logs(error)
     return CommitOutcome(made, frozenset())
+
+
+def _add_log(connection: sqlite3.Connection, chunk: LogChunk, content: str) -> None:
+    """Safe to repeat. What a chunk drops is dropped even if the chunk is known: a chunk that was
+    dropped may have been written again since."""
+    sql = statements()
+    run_id, node, epoch, attempt, number, lines, item, drops, missing, missing_bytes = chunk
+    mine = (run_id, node, epoch, attempt, item)
+    connection.execute(sql["add_log"], (*mine, number, len(lines), content))
+    connection.executemany(sql["drop_log"], [(*mine, one) for one in drops])
+    if missing:
+        behind = max(drops) + 1 if drops else number
+        connection.execute(sql["note_missing"], (*mine, behind, missing, missing_bytes))
 
 
 def projected(run: Projection) -> tuple[Any, ...]:

@@ -23,6 +23,7 @@ import hiredis
 
 from dovetail.core.errors import StoreError
 from dovetail.core.events import Token
+from dovetail.core.node_logs import LogChunk
 from dovetail.core.transitions import Stop
 from dovetail.engine.ports import Result, Task
 from dovetail.engine.supervisor import BackgroundTask, bisect_failures, describe_error
@@ -63,7 +64,16 @@ before that is for others."""
 REPEAT_SECONDS, MAX_SENT_BYTES = 3.0, 16 << 20
 """While its log is synced, Redis replies up to two seconds before the log has a write."""
 
+LOG_SECONDS = 0.05
+"""Lines of handlers wait so long for the result of their node."""
+
 Received = tuple[StreamMessage, Task]
+WriteLogs = Callable[[PipelinedRedis, Sequence[LogChunk], bool], None]
+"""Sends these lines over a connection, without waiting; True if no result travels with them."""
+
+
+def _no_logs(pipe: PipelinedRedis, chunks: Sequence[LogChunk], alone: bool) -> None:
+    """Where there are no logs."""
 
 
 class StreamInbox:
@@ -74,10 +84,12 @@ class StreamInbox:
         handlers: Sequence[str],
         *,
         stale_seconds: float | None = None,
+        logs: WriteLogs | None = None,
     ) -> None:
         """One reader for all handlers or, where a read covers one stream only, one for each.
 
-        What a worker has read and not begun for `stale_seconds` is taken from it.
+        What a worker has read and not begun for `stale_seconds` is taken from it. `logs` writes
+        lines of handlers.
         """
         streams = [stream_of(handler) for handler in handlers]
         if isinstance(reader, StreamReader):
@@ -111,6 +123,10 @@ class StreamInbox:
         self._last_sent: deque[tuple[float, int, list[Command]]] = deque()
         """What was sent lately: when, its size, and the messages."""
         self._last_sent_bytes = 0
+        self._write = logs or _no_logs
+        self._logs: list[LogChunk] = []
+        """Lines of handlers that wait for the result of their node."""
+        self._log_timer: asyncio.TimerHandle | None = None
         self._stale_seconds = stale_seconds
         self._look_at = time.monotonic() + LOOK_SECONDS
 
@@ -212,11 +228,33 @@ class StreamInbox:
         reply = None
         if len(self._readers) == 1 and not self._kept and not self._unopened:
             # Few are awaited here: building the next read is a twentieth of a chain's time.
-            reply = self._readers[0][0].send(asked, now=len(results) <= FEW_AT_ONCE)
+            now = len(results) <= FEW_AT_ONCE
+            reply = self._readers[0][0].send(asked, now=now, ahead=self._write_logs)
         if reply is None:
+            self._write_logs(self._pipe)
             reply = self._pipe.send(asked, delay=COMPANY_SECONDS, last=True)
         self._sent.append((reply, commands))
         self._remember(commands)
+
+    def log(self, chunks: Sequence[LogChunk]) -> None:
+        """They go out with the next result, or a moment later."""
+        self._logs += chunks
+        if self._log_timer is None:
+            loop = asyncio.get_running_loop()
+            self._log_timer = loop.call_later(LOG_SECONDS, self._write_logs_alone)
+
+    def _write_logs_alone(self) -> None:
+        self._write_logs(self._pipe, alone=True)
+        self._pipe.flush()  # a result may leave over the other connection in the next moment
+
+    def _write_logs(self, pipe: PipelinedRedis, *, alone: bool = False) -> None:
+        """Send the lines that wait. `alone` says that no result travels with them."""
+        if self._log_timer is None:
+            return
+        self._log_timer.cancel()
+        self._log_timer = None
+        chunks, self._logs = self._logs, []
+        self._write(pipe, chunks, alone)
 
     def _note_pace(self, results: Sequence[Result]) -> None:
         now, handler = time.monotonic(), self._handler
@@ -314,6 +352,7 @@ class StreamInbox:
 
     async def close(self) -> None:
         """Read no more, and let others have at once what was read and never begun."""
+        self._write_logs(self._pipe)
         await self._arrived()
         for read in self._reads.values():
             read.cancel()

@@ -285,10 +285,19 @@ class StreamReader:
         name_of = self._pipe.key_name
         return [(name_of(stream), entry) for stream, entries in reply or () for entry in entries]
 
-    def send(self, commands: Sequence[Command], *, now: bool) -> asyncio.Future[list[Any]] | None:
-        """At once or along with the next read, on its connection; None while a read blocks that."""
+    def send(
+        self,
+        commands: Sequence[Command],
+        *,
+        now: bool,
+        ahead: Callable[[PipelinedRedis], None] | None = None,
+    ) -> asyncio.Future[list[Any]] | None:
+        """At once or along with the next read, on its connection; None while a read blocks that.
+        What `ahead` sends travels with these, before them."""
         if self.is_reading:
             return None
+        if ahead is not None:
+            ahead(self._blocking)
         asked = self._blocking.send(commands, delay=COMPANY_SECONDS)
         if now:
             self._blocking.flush()

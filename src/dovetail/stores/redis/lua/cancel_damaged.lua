@@ -1,6 +1,7 @@
 -- cancel_damaged: end a run whatever is left of it, where no rule can be applied any more.
 --   KEYS[1] .. KEYS[7]  wf:{id}: meta nodes deps out ends events held
 --   ARGV[1]  now        ARGV[2]  how many nodes it has, if its record does not say so
+--   ARGV[3]  a digit for each node, 1 if its failure is allowed; empty if that is so of no node
 -- returns 1 done, 0 it has ended already, -1 there is no record of it
 --
 -- Keys of a wrong type are deleted. The log stays.
@@ -24,7 +25,11 @@ for i = 0, size - 1 do
   local text = call('HGET', KEYS[2], i)
   local status, e, a, rest = string.match(text or '',
     '^([WQRCFSX])|(%d+)|(%d+)|(%d+|%d+|%d+|%d+|%d+)|%u?|[^|]*|[^|]*|[^|]*|[^|]*|[^|]*$')
-  if status == 'F' then failed = failed + 1 end
+  if status == 'F' then
+    local is_own = string.sub(call('HGET', KEYS[5], i) or '', 1, 20) ~= '["dependency_failed"'
+    local is_allowed = string.sub(ARGV[3], i + 1, i + 1) == '1' and is_own
+    failed = failed + (is_allowed and 0 or 1)
+  end
   if status == 'X' then cancelled = cancelled + 1 end
   if status == nil then e, a, rest = epoch, '0', '0|0|0|0|0' end
   if status == nil or status == 'W' or status == 'Q' or status == 'R' then

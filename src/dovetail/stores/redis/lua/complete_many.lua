@@ -1,5 +1,6 @@
--- complete_many: handlers returned, in a run in which every node has succeeded so far. Part of the
--- hot path: nearly every call is of this kind. Where it stops, `complete` goes on.
+-- complete_many: handlers returned, in a run in which every node has succeeded so far, or failed and
+-- was allowed to. Part of the hot path: nearly every call is of this kind. Where it stops,
+-- `complete` goes on.
 --   KEYS[1]  wf:{id}:meta    KEYS[2]  wf:{id}:nodes   KEYS[3]  wf:{id}:deps
 --   KEYS[4]  wf:{id}:out     KEYS[5]  wf:{id}:events
 --   ARGV[1]  now             ARGV[2]  nonce of the new tokens

@@ -13,7 +13,8 @@
 --   KEYS[5]  wf:{id}:ends    hash  index -> reason, cause and error, JSON
 --   KEYS[6]  wf:{id}:events  list  the log; an event's number is its position
 --   KEYS[7]  wf:{id}:held    zset  ready nodes beyond max_concurrency, by index
---   ARGV[1]  JSON: the transitions, each with the part of the graph that it needs
+--   ARGV[1]  JSON: the transitions, each with the part of the graph that it needs; allowed: a digit
+--            for each node, 1 if its failure is allowed. Absent if that is so of no node.
 --   ARGV[2]  JSON: the whole graph, or empty. A rule that needs it returns NEED_GRAPH and is called
 --            again with it: only failures and retries do.
 --
@@ -25,6 +26,7 @@ local META, NODES, DEPS, OUT, ENDS, EVENTS, HELD =
 local UNIT = 100000
 local request = cjson.decode(ARGV[1])
 local graph = ARGV[2] ~= '' and cjson.decode(ARGV[2]) or nil
+local allowed = request.allowed or ''
 local rules = {}
 local NEED_GRAPH = 'graph'
 local call = redis.call
@@ -164,6 +166,17 @@ local function set_end(i, reason, cause, err)
   ends[i] = {reason or kept[1], cause or kept[2], err or kept[3], true}
 end
 
+-- ── failures that are allowed ──────────────────────────────────────────────────────────────
+
+local function allows_failure(i)
+  return string.sub(allowed, i + 1, i + 1) == '1'
+end
+
+-- Whether a FAILED node failed by itself, and that does not fail the run.
+local function is_allowed_failure(i)
+  return allows_failure(i) and end_fields(i)[1] ~= 'dependency_failed'
+end
+
 -- ── effects ────────────────────────────────────────────────────────────────────────────────
 
 local function finish(i, status)
@@ -205,7 +218,10 @@ local function first_error()
   end
   local first
   for i, found in pairs(ends) do
-    if found[3] ~= '' and node(i).s == 'F' and (first == nil or i < first) then first = i end
+    if found[3] ~= '' and node(i).s == 'F' and (first == nil or i < first)
+      and not is_allowed_failure(i) then
+      first = i
+    end
   end
   if first == nil then return '' end
   return '{"error":' .. ends[first][3] .. ',"at":' .. first .. '}'
@@ -276,19 +292,73 @@ local function pending_below(i)
   return list
 end
 
--- Needs the graph: a rule asks for it before it changes anything.
-local function fail_node(i, err, reason)
+-- The data of the event of a failed attempt, without its last brace. Only the event keeps the
+-- traceback.
+local function failure_data(err, traceback)
+  if traceback == nil then return '{"error":' .. err end
+  return '{"error":' .. err .. ',"traceback":' .. traceback
+end
+
+-- {child, its parents, whether it has a condition} of each child of a node, from the graph.
+local function children_in_graph(i)
+  local children = {}
+  for k, child in ipairs(graph.children[i + 1]) do
+    children[k] = {child, #graph.parents[child + 1], graph.conditional[child + 1]}
+  end
+  return children
+end
+
+-- A node is COMPLETED, or its failure is allowed: count it off at its children. Returns those that
+-- are ready, and whether one of them has a condition.
+local function feed_children(children)
+  local ready, conditional = {}, false
+  for _, child in ipairs(children) do
+    local i, parents = child[1], child[2]
+    if node(i).s == 'W' then
+      local settled = call('HINCRBY', DEPS, i, UNIT + 1)
+      if math.floor(settled / UNIT) == parents then
+        ready[#ready + 1] = i
+        if child[3] == 1 then conditional = true end
+      end
+    end
+  end
+  return ready, conditional
+end
+
+local function leave_pending(ready, first, queue)
+  local rest = {}
+  for k = first, #ready do rest[#rest + 1] = ready[k] end
+  run.pending = cjson.encode({ready = rest, queue = queue})
+  out.pending = rest
+end
+
+-- Queue nodes that are ready, or leave them pending if one of them has a condition.
+local function queue_ready(ready, conditional)
+  if conditional then
+    -- Besides nodes that another process left pending and may still decide.
+    local kept = run.pending ~= '' and cjson.decode(run.pending) or {ready = {}, queue = {}}
+    for _, i in ipairs(ready) do kept.ready[#kept.ready + 1] = i end
+    return leave_pending(kept.ready, 1, kept.queue)
+  end
+  for _, i in ipairs(ready) do queue_node(i) end
+  if run.held > 0 or run.unfinished == 0 then fill_slots_and_finish() end
+end
+
+-- Needs the graph: a rule asks for it before it changes anything. Returns the children that are
+-- ready because the failure is allowed, and whether one of them has a condition.
+local function fail_node(i, err, reason, traceback)
   set_end(i, reason or '', nil, err)
   finish(i, 'F')
-  run.failed = run.failed + 1
-  local data = '{"error":' .. err
+  if not allows_failure(i) then run.failed = run.failed + 1 end
+  local data = failure_data(err, traceback)
   if reason ~= nil then data = data .. ',"reason":"' .. reason .. '"' end
   record_change(i, 'node.failed', data .. '}')
-  if run.status ~= 'RUNNING' then return end
+  if run.status ~= 'RUNNING' then return {}, false end
+  if allows_failure(i) then return feed_children(children_in_graph(i)) end
   local below = pending_below(i)
   if not run.fail_fast then
     for _, child in ipairs(below) do skip_node(child, 'dependency_failed', i) end
-    return
+    return {}, false
   end
   run.status = 'FAILED'
   run.error = '{"error":' .. err .. ',"at":' .. i .. '}'
@@ -307,6 +377,7 @@ local function fail_node(i, err, reason)
   clear_held()
   run.pending = ''
   run_event('run.failed', run.error)
+  return {}, false
 end
 
 -- Count an output of a run that has a limit of bytes; true if it exceeds the limit.
@@ -322,10 +393,9 @@ local function overweight(i, output)
   local nd = node(i)
   nd.aa, nd.an = nd.ta, nd.n
   run.active = run.active - 1
-  fail_node(i, string.format('{"type":"too_large","message":"the run keeps %d bytes of outputs and '
-    .. 'this output has %d: together more than the %d bytes that a run may keep '
-    .. '(DOVETAIL_MAX_RUN_BYTES)"}', run.kept_bytes, #output, run.max_bytes))
-  fill_slots_and_finish()
+  queue_ready(fail_node(i, string.format('{"type":"too_large","message":"the run keeps %d bytes of '
+    .. 'outputs and this output has %d: together more than the %d bytes that a run may keep '
+    .. '(DOVETAIL_MAX_RUN_BYTES)"}', run.kept_bytes, #output, run.max_bytes)))
 end
 
 local function lose_node(i, max_crashes, once)
@@ -335,8 +405,9 @@ local function lose_node(i, max_crashes, once)
   record_change(i, 'node.lost', '{"worker":' .. cjson.encode(nd.w) .. ',"crashes":' .. nd.c .. '}')
   if once or nd.c >= max_crashes then
     local which = nd.c > 1 and nd.c .. ' attempts' or 'attempt ' .. nd.a
-    fail_node(i, '{"type":"worker_lost","message":"its worker died during ' .. which .. '"}',
-      'worker_lost')
+    local ready, conditional = fail_node(i,
+      '{"type":"worker_lost","message":"its worker died during ' .. which .. '"}', 'worker_lost')
+    if #ready > 0 then queue_ready(ready, conditional) end
   elseif run.status ~= 'RUNNING' then
     cancel_node(i, 'run_failed')
   else
@@ -354,13 +425,6 @@ local function refuse(i, move)
     .. ',{"reason":"' .. why .. '"}]')
 end
 
-local function leave_pending(ready, first, queue)
-  local rest = {}
-  for k = first, #ready do rest[#rest + 1] = ready[k] end
-  run.pending = cjson.encode({ready = rest, queue = queue})
-  out.pending = rest
-end
-
 -- How many parents a node has and whether it has a condition; nothing if the call does not say it.
 local function family_of(i, families)
   if graph ~= nil then return #graph.parents[i + 1], graph.conditional[i + 1] end
@@ -371,11 +435,7 @@ end
 -- {child, its parents} of each child of a node whose family is known.
 local function children_of(i, families)
   if graph == nil then return families[tostring(i)][3] end
-  local children = {}
-  for k, child in ipairs(graph.children[i + 1]) do
-    children[k] = {child, #graph.parents[child + 1]}
-  end
-  return children
+  return children_in_graph(i)
 end
 
 -- Conditions are templates, and templates are not for Redis: a rule that makes such a node ready
@@ -404,7 +464,7 @@ local function resolve(ready, queue, verdicts, families)
         elseif verdict == false then
           reason = 'condition_false'
         else
-          fail_node(i, verdict)
+          for _, child in ipairs((fail_node(i, verdict))) do ready[#ready + 1] = child end
         end
       end
       if reason ~= nil then
@@ -430,23 +490,5 @@ end
 
 -- A node is COMPLETED: count it off at its children and queue the children that are ready.
 local function complete_children(children)
-  local ready, conditional = {}, false
-  for _, child in ipairs(children) do
-    local i, parents = child[1], child[2]
-    if node(i).s == 'W' then
-      local settled = call('HINCRBY', DEPS, i, UNIT + 1)
-      if math.floor(settled / UNIT) == parents then
-        ready[#ready + 1] = i
-        if child[3] == 1 then conditional = true end
-      end
-    end
-  end
-  if conditional then
-    -- Besides nodes that another process left pending and may still decide.
-    local kept = run.pending ~= '' and cjson.decode(run.pending) or {ready = {}, queue = {}}
-    for _, i in ipairs(ready) do kept.ready[#kept.ready + 1] = i end
-    return leave_pending(kept.ready, 1, kept.queue)
-  end
-  for _, i in ipairs(ready) do queue_node(i) end
-  if run.held > 0 or run.unfinished == 0 then fill_slots_and_finish() end
+  queue_ready(feed_children(children))
 end

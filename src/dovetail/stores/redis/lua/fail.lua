@@ -1,6 +1,6 @@
 -- fail: the handler raised or timed out, or the node could not be rendered.
---   move: i node index, te ta n token, error JSON, permanent, unrendered, max_retries,
---         base cap jitter chance, after and at_least (or absent)
+--   move: i node index, te ta n token, error JSON, traceback JSON (or absent), permanent,
+--         unrendered, max_retries, base cap jitter chance, after and at_least (or absent)
 local LONGEST_RETRY_AFTER = 3600
 
 local function delay(move, number)
@@ -27,17 +27,17 @@ rules.fail = function(move)
   nd.aa, nd.an = nd.ta, nd.n
   run.active = run.active - 1
   if final then
-    fail_node(move.i, move.error)
+    queue_ready(fail_node(move.i, move.error, nil, move.traceback))
   else
     local wait = string.format('%.17g', delay(move, number))
     set_end(move.i, nil, nil, move.error)
-    record_change(move.i, 'node.retrying', '{"error":' .. move.error .. ',"delay":' .. wait
-      .. ',"retry":' .. number .. '}')
+    record_change(move.i, 'node.retrying', failure_data(move.error, move.traceback) .. ',"delay":'
+      .. wait .. ',"retry":' .. number .. '}')
     nd.l, nd.w = '', ''
     fence(nd)
     nd.s, nd.p = 'Q', 'B'
     nd.u = string.format('%.17g', tonumber(now) + tonumber(wait))
     out.wake[#out.wake + 1] = {nd.u, move.i, nd.e, nd.ta, nd.n}
+    fill_slots_and_finish()
   end
-  fill_slots_and_finish()
 end

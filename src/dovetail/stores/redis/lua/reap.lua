@@ -7,5 +7,5 @@ rules.reap = function(move)
   local final = move.once or nd.c + 1 >= move.max_crashes
   if final and run.status == 'RUNNING' and graph == nil then return NEED_GRAPH end
   lose_node(move.i, move.max_crashes, move.once)
-  fill_slots_and_finish()
+  if #out.pending == 0 then fill_slots_and_finish() end
 end

@@ -46,7 +46,7 @@ rules.retry = function(move)
   for i = 0, run.size - 1 do
     local s = node(i).s
     if not FINISHED[s] then run.unfinished = run.unfinished + 1 end
-    if s == 'F' then run.failed = run.failed + 1 end
+    if s == 'F' and not is_allowed_failure(i) then run.failed = run.failed + 1 end
     if s == 'R' then run.active = run.active + 1 end
   end
   local ready = {}
@@ -55,7 +55,9 @@ rules.retry = function(move)
       local settled, completed = 0, 0
       for _, parent in ipairs(graph.parents[i + 1]) do
         local s = node(parent).s
-        if s == 'C' then settled, completed = settled + 1, completed + 1 end
+        if s == 'C' or s == 'F' and is_allowed_failure(parent) then
+          settled, completed = settled + 1, completed + 1
+        end
         if s == 'S' then settled = settled + 1 end
       end
       call('HSET', DEPS, i, string.format('%d', settled * UNIT + completed))

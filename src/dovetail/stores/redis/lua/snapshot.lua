@@ -3,11 +3,12 @@
 --   KEYS[2]  wf:{id}:nodes   hash
 --   KEYS[3]  wf:{id}:ends    hash
 --   KEYS[4]  wf:{id}:events  list
+--   KEYS[5]  wf:{id}:logs    hash
 --   ARGV[1]  the number of the known event, or 0
 --   ARGV[2]  its generation
--- returns {meta, number of events, events from the known one on, nodes, ends}: hashes flat; of the
---   last two only the nodes of these events and the counts, unless much may have changed;
---   {} without a run; {meta, number of events} if the known event is missing
+-- returns {meta, number of events, 1 if the archive lacks lines of handlers, events from the known
+--   one on, nodes, ends}: hashes flat; of the last two only the nodes of these events and the counts,
+--   unless much may have changed; {} without a run; the first three if the known event is missing
 local UNPACKED = 4000
 local kept = redis.call('HMGET', KEYS[1], 'status', 'generation', 'size')
 if not kept[1] then return {} end
@@ -28,7 +29,10 @@ else
     meta[2 * k - 1], meta[2 * k] = names[k], value
   end
 end
-if count < known then return {meta, count} end
+-- A log that is damaged is not in the way of its run.
+local lines = redis.pcall('HMGET', KEYS[5], '#seq', '#archived')
+local has_logs = tonumber(lines[1] or 0) > tonumber(lines[2] or 0) and 1 or 0
+if count < known then return {meta, count, has_logs} end
 
 local events = redis.call('LRANGE', KEYS[4], math.max(known - 1, 0), -1)
 whole = whole or count - known >= tonumber(kept[3])
@@ -64,4 +68,4 @@ local function named(key)
   return found
 end
 
-return {meta, count, events, named(KEYS[2]), named(KEYS[3])}
+return {meta, count, has_logs, events, named(KEYS[2]), named(KEYS[3])}

@@ -1,5 +1,6 @@
 -- take_over: the process that drove the run is gone; all outstanding orders are given again.
 --   move: max_crashes, behind
+-- It stops where conditions are pending. Once these are settled it is called again, with behind 0.
 rules.take_over = function(move)
   if run.finished_at ~= '' then return end
   if graph == nil then return NEED_GRAPH end
@@ -7,11 +8,15 @@ rules.take_over = function(move)
   local behind = tonumber(move.behind)
   for i = 0, run.size - 1 do
     local nd = node(i)
-    if nd.s == 'R' then
-      lose_node(i, move.max_crashes, graph.once[i + 1] == 1)
-    elseif nd.u ~= '' and behind > 0 then
+    if nd.u ~= '' and behind > 0 then
       nd.u = string.format('%.17g', tonumber(nd.u) - behind)
       changed(i)
+    end
+  end
+  for i = 0, run.size - 1 do
+    if node(i).s == 'R' then
+      lose_node(i, move.max_crashes, graph.once[i + 1] == 1)
+      if #out.pending > 0 then return end
     end
   end
   fill_slots_and_finish()
