@@ -142,6 +142,15 @@ def test_a_node_that_was_not_started_itself_counts_as_completed(kind: str) -> No
     assert submit.forked_from == old.state.id
 
 
+def test_a_node_whose_failure_was_allowed_runs_again_with_everything_below_it() -> None:
+    old = Walk({"a": [], "b": ["a"], "c": ["b"], "d": ["a"]}, b={"allow_failure": True})
+    old.run("a")
+    old.break_("b")
+    old.run("c", "d")
+    assert old.status == "COMPLETED"
+    assert planned(old, old.state.graph) == (["a", "d"], ["b", "c"])
+
+
 SKIPS = {
     "a": [],
     "s": ["a"],
@@ -295,7 +304,9 @@ def older_runs(draw: st.DrawFn) -> RunState:
 ASKED: dict[str, Callable[[bool, Any], bool]] = {
     CONDITIONS[0]: lambda done, output: done and output["sum"] > 3,
     CONDITIONS[1]: lambda done, output: done,
-    CONDITIONS[2]: lambda done, output: output["sum"] % 2 == 0,
+    CONDITIONS[2]: lambda done, output: False,
+    CONDITIONS[3]: lambda done, output: False,
+    CONDITIONS[4]: lambda done, output: output["sum"] % 2 == 0,
 }
 """What each condition says of a parent that is done or was skipped. The last one always fails."""
 
