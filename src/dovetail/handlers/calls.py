@@ -29,12 +29,13 @@ from dovetail.core.caching import (
     names_digest,
     secrets_digest,
 )
+from dovetail.core.conversion import encode_output
 from dovetail.core.effects import COMPLETED
 from dovetail.core.errors import DovetailError, PermanentError, RetryableError, SecretInKey
 from dovetail.core.outputs import INLINE_BYTES, MAX_INPUT_BYTES, SETTING, check_room
 from dovetail.core.redaction import Redactor
 from dovetail.core.templates import MAX_CONFIG_SIZE, render_deferred, secrets_read
-from dovetail.core.values import MAX_BYTES, NotJson, encode
+from dovetail.core.values import MAX_BYTES, NotJson
 from dovetail.engine.ports import OnLines, Report, Task
 from dovetail.handlers.context import Context, TrackedContext, unread
 from dovetail.handlers.failure import describe
@@ -530,7 +531,7 @@ class HandlerCall:
         else:
             self._context.end_log()
         try:
-            text = encode(output, max_bytes=self._max_output_bytes)
+            text = encode_output(output, max_bytes=self._max_output_bytes)
         except NotJson as problem:
             kind = "too_large" if problem.code == "too_large" else "invalid_output"
             message = self._redactor.redact_shown(problem.of_output())

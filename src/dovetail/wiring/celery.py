@@ -66,6 +66,7 @@ from dovetail.stores.redis.workers import (
     ServiceRegistry,
     WorkerFacts,
     WorkerRegistry,
+    schema_texts,
 )
 from dovetail.transports.celery.application import QUEUE, TASK, MessageGuard, make_app
 from dovetail.transports.celery.counts import taken
@@ -192,7 +193,10 @@ class Heartbeat(bootsteps.StartStopStep):  # type: ignore[misc]
     def start(self, consumer: Any) -> None:
         settings, registry = state.known()
         self._pipe = SyncRedis(redis_of(settings), patience=BEAT_PATIENCE_SECONDS)
-        self._fleet = WorkerRegistry(self._pipe, heartbeat_timeout=settings.heartbeat_timeout)
+        self._schemas, texts = schema_texts(registry.announced_schemas())
+        self._fleet = WorkerRegistry(
+            self._pipe, heartbeat_timeout=settings.heartbeat_timeout, schemas=texts
+        )
         self._services = ServiceRegistry(self._pipe, heartbeat_timeout=settings.heartbeat_timeout)
         self._logged: str | None = None
         self._retries = {name: many for name, many in registry.default_retries().items() if many}
@@ -216,6 +220,7 @@ class Heartbeat(bootsteps.StartStopStep):  # type: ignore[misc]
             retries=self._retries,
             secrets=self._secrets,
             versions=self._versions,
+            schemas=self._schemas,
         )
         try:
             done(self._fleet.beat(facts))

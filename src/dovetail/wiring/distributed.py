@@ -13,7 +13,7 @@ import os
 import random
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -90,6 +90,7 @@ from dovetail.stores.redis.workers import (
     announced,
     conflict,
     mixture,
+    schema_texts,
 )
 from dovetail.stores.tiered import ArchivedAcceptedRuns, ArchivedRuns, TieredRecords, TieredRuns
 from dovetail.transports.messages import RESULTS, DeadLetterQueue
@@ -542,7 +543,8 @@ async def working(
         worker = Worker(task_source, calls, parts.clock, crash, concurrency=settings.concurrency)
         stack.enter_context(capturing(log_rules(settings)))
         worker.start()
-        facts = _facts(registry, settings, me)
+        schemas, texts = schema_texts(registry.announced_schemas())
+        facts = _facts(registry, settings, me)._replace(schemas=schemas)
 
         def stop(order: Stop) -> None:
             held.drop([order])
@@ -564,6 +566,7 @@ async def working(
                 parts.clock,
                 lose,
                 lambda: facts._replace(running=len(held), quick=inbox.quick()),
+                texts,
             ),
             crash,
         )
@@ -612,11 +615,13 @@ async def _keep_alive(
     clock: Clock,
     stop: Callable[[Stop], None],
     facts: Callable[[], WorkerFacts],
+    schemas: Mapping[str, bytes],
 ) -> None:
     """Renew a worker's leases and send its heartbeat while it is alive, in a thread and on a
-    connection of their own, so that the worker cannot delay them."""
+    connection of their own, so that the worker cannot delay them. The first heartbeat announces
+    the schemas."""
     async with PipelinedRedis(_url(settings)) as pipe:
-        fleet = WorkerRegistry(pipe, heartbeat_timeout=settings.heartbeat_timeout)
+        fleet = WorkerRegistry(pipe, heartbeat_timeout=settings.heartbeat_timeout, schemas=schemas)
         leases = RedisLeases(pipe, clock, settings.lease_seconds)
 
         def holding() -> list[Task]:
@@ -705,7 +710,7 @@ async def commanding(
             return mixture(alive) or conflict(settings.transport, alive)
 
         own = builtin_registry(settings) if registry is None else registry
-        handlers = Handlers(own.default_retries(), fleet, own.secret_fields)
+        handlers = Handlers(own.default_retries(), fleet, own.secret_fields, own.config_schema)
         yield Commands(
             store=runs,
             records=records,
