@@ -135,8 +135,9 @@ def _meta(run: RunState, stored: StoredDefinition) -> dict[str, Argument]:
         "definition": stored.sha256,
         "retries": stored.retries,
         "params": orjson.dumps(run.params),
-        "forked_from": run.forked_from or "",
     }
+    if run.forked_from is not None:
+        meta["forked_from"] = run.forked_from
     if graph.max_concurrency:
         meta["limit"] = graph.max_concurrency
     if not graph.fail_fast:
