@@ -155,7 +155,7 @@ def test_without_a_run_id_the_newest_run_is_shown_and_named(
 
 def test_show_as_json_is_the_run_of_the_api(history: History, command: Command) -> None:
     run = json.loads(command("runs", "show", history.bad[:6], "--json").out)
-    assert set(run) == {*RUN_FIELDS, "nodes"}
+    assert set(run) == {*RUN_FIELDS, "forked_from", "nodes"}
     assert run["run_id"] == history.bad
     assert [node["status"] for node in run["nodes"]] == ["COMPLETED", "FAILED", "SKIPPED"]
 

@@ -310,6 +310,26 @@ def test_a_retry_waits_for_the_run_unless_detached(
     assert on("runs", "retry", run_id, "--detach").code == 1, "it completed"
 
 
+def test_a_fork_on_a_server_is_followed_unless_detached(
+    on: Command, shell: Shell, server: Served, name: str
+) -> None:
+    run_id = triggered(on, shell, name, node("a", "input"), node("b", "needs", "a", file=name))
+    server.wait_for(run_id, "FAILED")
+    file = write(shell, name, node("a", "input"), node("b", "output", "a"))
+    words = ("runs", "fork", run_id, "--definition", file)
+    plan = json.loads(on(*words, "--dry-run", "--json").out)
+    assert plan == {"rerun": ["b"], "reuse": ["a"]}
+    done = shell(*words, "--json", DOVETAIL_SERVER=server.url)
+    assert done.code == 0, done.err
+    run = json.loads(done.out)
+    assert run == server.get(f"/runs/{run['run_id']}")
+    assert run["forked_from"] == run_id
+    detached = on(*words, "--detach")
+    assert detached.code == 0
+    assert f"of {name} is accepted" in detached.out
+    assert "dovetail runs watch" in detached.out
+
+
 def test_a_batch_is_sent_followed_and_retried(shell: Shell, server: Served, name: str) -> None:
     file = write(shell, name, node("a", "needs", file=f"{name}-{{{{ params.n }}}}"))
     (server.folder / f"{name}-1").touch()

@@ -12,7 +12,7 @@ from dovetail.core.errors import ArchiveDown, NotFound
 from dovetail.core.transitions import Complete, Retry
 from dovetail.engine.distributed.archiver import RunSnapshot
 from dovetail.engine.distributed.deletion import ArchiveRetention, RunDeleter
-from dovetail.stores.redis.store import all_keys_of
+from dovetail.stores.redis.codec import all_keys_of
 
 from .archive_world import DIAMOND, RECOVERY, World, graph, half_done
 

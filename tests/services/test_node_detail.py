@@ -16,7 +16,7 @@ from dovetail.engine.commands import Commands
 from dovetail.handlers.builtin import builtin_registry
 from dovetail.handlers.registry import describe
 from dovetail.stores.redis import store as redis_store
-from dovetail.stores.redis.store import keys_of
+from dovetail.stores.redis.codec import keys_of
 from dovetail.wiring.distributed import commanding, orchestrate, working
 
 from .archive_world import LEASE, World, graph, lose_everything

@@ -24,8 +24,8 @@ from dovetail.stores.postgres.archive import PostgresArchive
 from dovetail.stores.postgres.pool import PostgresPool, statements
 from dovetail.stores.postgres.records import PostgresRecords
 from dovetail.stores.records import Definitions
-from dovetail.stores.redis.codec import take_counts, time_text
-from dovetail.stores.redis.store import RedisStore, keys_of
+from dovetail.stores.redis.codec import keys_of, take_counts, time_text
+from dovetail.stores.redis.store import RedisStore
 
 NOW = 1_700_000_000.123456
 GRAPH = build_graph(

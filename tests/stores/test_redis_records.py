@@ -17,9 +17,10 @@ from dovetail.redis_client.pipelined import Command, PipelinedRedis
 from dovetail.stores.records import Definitions
 from dovetail.stores.redis import run_index
 from dovetail.stores.redis.accepted import RedisAcceptedRuns
+from dovetail.stores.redis.codec import keys_of
 from dovetail.stores.redis.records import RedisRecords
 from dovetail.stores.redis.run_index import RUNS, batch_number, batch_of
-from dovetail.stores.redis.store import RedisStore, keys_of
+from dovetail.stores.redis.store import RedisStore
 
 from .test_records import (
     NOW,

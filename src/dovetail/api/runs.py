@@ -1,4 +1,4 @@
-"""Runs: trigger, read, retry, cancel, repair, delete. Their events are in `events`."""
+"""Runs: trigger, read, retry, fork, cancel, repair, delete. Their events are in `events`."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from dovetail.api.request_body import (
     DEFINITION,
     FLAG,
     NO_FIELDS,
+    OPTIONAL_DEFINITION,
     PARAMS,
     TEXT,
     VERSION,
@@ -135,6 +136,9 @@ class RunItem(Reply):
 
 
 class Run(RunItem):
+    forked_from: str | None = Field(
+        default=None, description="the run that it is a fork of; left out with `nodes=false`"
+    )
     nodes: list[NodeItem] = Field(default=[], description="left out with `nodes=false`")
 
 
@@ -197,6 +201,13 @@ class RetryPlan(Reply):
     reuse: list[str]
 
 
+class ForkPlan(Reply):
+    rerun: list[str] = Field(description="the nodes that would run")
+    reuse: list[str] = Field(
+        description="the nodes that would begin with the old output, or be skipped again"
+    )
+
+
 # ── parameters, bodies and examples ─────────────────────────────────────────────────────
 
 WhichOutputs = Annotated[
@@ -253,7 +264,7 @@ _LARGE = {
     "dependencies": [],
     "output": _LARGE_OUTPUT,
 }
-_RUN = {**_SUMMARY, "nodes": [_NODE, _LARGE]}
+_RUN = {**_SUMMARY, "forked_from": None, "nodes": [_NODE, _LARGE]}
 _RUNNING = {
     **_RUN,
     "status": "RUNNING",
@@ -277,6 +288,17 @@ _RUN_DEFINITION = RequestBody(
     {"definition": DEFINITION_EXAMPLE, "params": {"who": "Ada"}},
 )
 _RETRY = RequestBody("RetryRequest", {"from": TEXT, "dry_run": FLAG}, {"from": "end"})
+_FORK = RequestBody(
+    "ForkRequest",
+    {
+        "definition": OPTIONAL_DEFINITION,
+        "version": VERSION,
+        "params": PARAMS,
+        "from": TEXT,
+        "dry_run": FLAG,
+    },
+    {"definition": DEFINITION_EXAMPLE},
+)
 _REPAIR = RequestBody("RepairRequest", {"dry_run": FLAG}, {})
 
 
@@ -547,6 +569,40 @@ async def retry(
         return json_answer(await here.commands.plan_retry(run_id, from_node))
     run = await here.commands.retry(run_id, from_node, budget=FULL if outputs else SHOWN)
     return await _run_answer(here, request, run, full=outputs is not None, moved=True)
+
+
+@router.post(
+    "/runs/{run_id}/fork",
+    summary="A new run that begins with the finished nodes of this one",
+    status_code=202,
+    response_model=Triggered,
+    responses={
+        **made_replies(_TRIGGERED, Triggered),
+        200: reply(
+            _PLAN,
+            model=Triggered | ForkPlan,
+            description="the run that this key made before; with `dry_run`, the plan",
+        ),
+        409: {},
+    },
+    openapi_extra=_FORK.openapi,
+)
+async def fork(run_id: str, request: Request, idempotency_key: IdempotencyKey = None) -> Response:
+    here = await maker_of(request)
+    body = await _FORK.read(request, here)
+    definition, version, params, from_node, dry_run = body.fields.values()
+    if definition is not None:
+        source = BodyPart(body.source, "definition")
+        definition = await check_definition(request, here, source)
+    given = {"definition": definition, "version": version, "params": params}
+    async with here.making:
+        if dry_run:
+            plan = await here.commands.plan_fork(run_id, **given, from_node=from_node)
+            return json_answer(plan)
+        accepted = await here.commands.fork(
+            run_id, **given, from_node=from_node, idempotency_key=idempotency_key
+        )
+        return await _accepted(here, accepted)
 
 
 @router.post(

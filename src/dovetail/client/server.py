@@ -142,6 +142,61 @@ class RemoteEngine:
         made, created = await self._make("runs", workflow, body, version, idempotency_key)
         return Accepted(made["run_id"], created, findings_of(made.get("warnings", ())))
 
+    async def fork(
+        self,
+        run_id: str,
+        *,
+        definition: Source | Mapping[str, Any] | Checked | None = None,
+        version: int | str | None = None,
+        params: Mapping[str, Any] | None = None,
+        from_node: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Accepted:
+        key = os.urandom(16).hex() if idempotency_key is None else idempotency_key
+        body = self._fork_body(definition, version, params, from_node)
+        try:
+            made, status = await self._connection.made(at("runs", run_id, "fork"), body, key)
+        except InvalidParams:
+            raise
+        except InvalidDefinition as error:
+            raise await self._found_by(error, definition or {}) from None
+        created = idempotency_key is None or status != 200
+        return Accepted(made["run_id"], created, findings_of(made.get("warnings", ())))
+
+    async def plan_fork(
+        self,
+        run_id: str,
+        *,
+        definition: Source | Mapping[str, Any] | Checked | None = None,
+        version: int | str | None = None,
+        params: Mapping[str, Any] | None = None,
+        from_node: str | None = None,
+    ) -> dict[str, Any]:
+        body = self._fork_body(definition, version, params, from_node, dry_run=True)
+        try:
+            return await self._post(at("runs", run_id, "fork"), body, repeatable=True)
+        except InvalidParams:
+            raise
+        except InvalidDefinition as error:
+            raise await self._found_by(error, definition or {}) from None
+
+    def _fork_body(
+        self,
+        definition: Source | Mapping[str, Any] | Checked | None,
+        version: int | str | None,
+        params: Mapping[str, Any] | None,
+        from_node: str | None,
+        **more: Any,
+    ) -> bytes:
+        fields = {
+            "definition": None if definition is None else self._data(definition),
+            "version": version,
+            "params": None if params is None else apply_params(None, params),
+            "from": from_node,
+            **more,
+        }
+        return self._as_json({name: value for name, value in fields.items() if value is not None})
+
     async def _make(
         self,
         what: Literal["runs", "batches"],

@@ -109,6 +109,36 @@ class EngineApi(Protocol):
         """
         ...
 
+    async def fork(
+        self,
+        run_id: str,
+        *,
+        definition: Source | Mapping[str, Any] | Checked | None = None,
+        version: int | str | None = None,
+        params: Mapping[str, Any] | None = None,
+        from_node: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Accepted:
+        """Make a new run that begins with the finished nodes of an older run, in any state.
+
+        `version` is of the older run's workflow. Without both, the definition is the older run's
+        own; without `params`, the params are. Raises as `trigger`, and `NotFound` for a `from_node`
+        that the definition does not have.
+        """
+        ...
+
+    async def plan_fork(
+        self,
+        run_id: str,
+        *,
+        definition: Source | Mapping[str, Any] | Checked | None = None,
+        version: int | str | None = None,
+        params: Mapping[str, Any] | None = None,
+        from_node: str | None = None,
+    ) -> dict[str, Any]:
+        """The nodes that a fork would run, and those it would reuse. Raises as a fork."""
+        ...
+
     async def receipt(self, run_id: str) -> dict[str, Any]:
         """The reply to a trigger: readable as soon as the trigger was accepted."""
         ...

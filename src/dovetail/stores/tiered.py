@@ -46,9 +46,10 @@ from dovetail.stores.records import (
     with_lost_lines,
 )
 from dovetail.stores.redis.archive import UNARCHIVED
+from dovetail.stores.redis.codec import keys_of
 from dovetail.stores.redis.limits import RedisLimits
 from dovetail.stores.redis.records import RedisRecords
-from dovetail.stores.redis.store import WATCH_PAGE, RedisStore, keys_of
+from dovetail.stores.redis.store import WATCH_PAGE, RedisStore
 
 RUN_POLL_SECONDS = 0.5
 """How often the archive is looked at for a run that will be back in Redis."""

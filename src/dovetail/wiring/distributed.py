@@ -24,8 +24,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from dovetail.config import Settings, SettingsError, env_name
-from dovetail.core.errors import BrokenRun, DovetailError, StoreError
+from dovetail.core.errors import BrokenRun, DovetailError, NotFound, StoreError
 from dovetail.core.redaction import Redactor
+from dovetail.core.run import RunState
 from dovetail.core.transitions import Stop
 from dovetail.engine.cache import NodeCache
 from dovetail.engine.clock import Clock, StoreClock
@@ -260,11 +261,22 @@ async def connected(
             if has_archive
             else _records(settings, pipe, store.origin),
             reaped=CrashLimit(store, bury, max_crashes=settings.max_crashes).reaped,
+            older_run=partial(_older_run, store, None if pool is None else PostgresArchive(pool)),
         )
         archive = None
         if writer is not None and pool is not None:
             archive = _archive(settings, apart, pool, writer, orchestrator)
         yield ServiceParts(pipe, store, orchestrator, clock, sender, archive)
+
+
+async def _older_run(store: RedisStore, archive: PostgresArchive | None, run_id: str) -> RunState:
+    """A run that was forked, from Redis or from the archive. Raises `NotFound`."""
+    try:
+        return await store.load(run_id)
+    except NotFound:
+        if archive is None:
+            raise
+    return await archive.load(run_id)
 
 
 def _archive(

@@ -124,6 +124,7 @@ class PostgresArchive:
         created_at = float(meta["created_at"])
         run = RunState(run_id, given.graph, given.params, created_at, given.version)
         if "status" not in meta:
+            run.forked_from = given.forked_from
             return run  # it was accepted, and nothing was seen of it since
         run_of(
             run,
@@ -185,7 +186,11 @@ class PostgresArchive:
             int(meta["definition"], 16), meta["retries"].encode(), lambda: content
         )
         version = int(meta["version"]) if meta["version"] else None
-        return Submit(snapshot.run_id, graph, orjson.loads(meta["params"]), version)
+        return Submit(
+            *(snapshot.run_id, graph, orjson.loads(meta["params"]), version),
+            forked_from=meta.get("forked_from"),
+            reuse=orjson.loads(meta.get("reuse", "[]")),
+        )
 
     async def unfinished(
         self, created_before: float, limit: int = 1000, after: str | None = None
@@ -342,6 +347,7 @@ async def _add_run(connection: PostgresConnection, snapshot: RunSnapshot) -> Non
         [snapshot.run_id],
         [meta["params"].encode()],
         [None],
+        None,
     )
 
 

@@ -196,10 +196,12 @@ SELECT number FROM dovetail.definitions WHERE sha256 = $1;
 
 -- name: add_runs
 -- Fewer than given, if the definition is not there, or an id or a place in the batch is taken.
+-- `meta` is what a fork was accepted with.
 INSERT INTO dovetail.runs (
-  workflow, version, definition, retries, batch, created_at, run_id, params, place
+  workflow, version, definition, retries, batch, created_at, meta, run_id, params, place
 )
-SELECT $1::TEXT, $2::BIGINT, d.number, $4::BYTEA, $5::BIGINT, $6::FLOAT8, new.run_id, new.params, new.place
+SELECT $1::TEXT, $2::BIGINT, d.number, $4::BYTEA, $5::BIGINT, $6::FLOAT8, $10::BYTEA,
+  new.run_id, new.params, new.place
 FROM dovetail.definitions d,
   unnest($7::TEXT[], $8::BYTEA[], $9::BIGINT[]) WITH ORDINALITY
   AS new (run_id, params, place, nth)

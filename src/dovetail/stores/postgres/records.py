@@ -483,7 +483,16 @@ def _values(
         [submit.run_id for submit in submits],
         [orjson.dumps(submit.params) for submit in submits],
         list(places),
+        fork_meta(first),
     )
+
+
+def fork_meta(submit: Submit) -> bytes | None:
+    """What of a fork is accepted beside the params: enough to begin it from the older run."""
+    if submit.forked_from is None:
+        return None
+    reuse = orjson.dumps(list(submit.reuse)).decode()
+    return orjson.dumps({"forked_from": submit.forked_from, "reuse": reuse})
 
 
 async def _now_seen(connection: PostgresConnection, name: str, latest: int) -> dict[str, int]:

@@ -55,7 +55,7 @@ from dovetail.stores.records import (
     workflow_item,
 )
 from dovetail.stores.redis.accepted import RedisAcceptedRuns
-from dovetail.stores.redis.codec import event_of, run_error, source
+from dovetail.stores.redis.codec import all_keys_of, event_of, keys_of, run_error, source
 from dovetail.stores.redis.definitions import definition, definition_key, stored_graph
 from dovetail.stores.redis.limits import RedisLimits
 from dovetail.stores.redis.logs import LogReading, RedisLogs
@@ -78,7 +78,6 @@ from dovetail.stores.redis.run_index import (
     workflow_key,
 )
 from dovetail.stores.redis.scope import RedisOutputs
-from dovetail.stores.redis.store import all_keys_of, keys_of
 
 MAX_CHECKED = 1000
 MAX_SEQ = 1 << 53

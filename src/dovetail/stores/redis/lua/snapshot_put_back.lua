@@ -1,4 +1,5 @@
--- put_back: rename the staged keys of a restored run to their final names.
+-- put_back: rename the staged keys of a run that is restored, or of a fork, to their final names.
+-- What stands in meta before there is a run stays: the name of its idempotency key.
 --   KEYS[1] .. KEYS[n]     wf:{id}:<part>                    final keys, meta first
 --   KEYS[n+1] .. KEYS[2n]  wf:{id}:restoring:<nonce>:<part>  staged keys; these expire
 --   ARGV[1]  the generation of the run that it replaces; empty: only if there is none
@@ -23,10 +24,12 @@ if answer ~= 1 then
   redis.call('UNLINK', unpack(KEYS, n + 1))
   return answer
 end
+local key = redis.call('HGET', KEYS[1], 'key')
 redis.call('UNLINK', unpack(KEYS, 1, n))
 for k = 1, n do
   if redis.call('PERSIST', KEYS[n + k]) == 1 then
     redis.call('RENAME', KEYS[n + k], KEYS[k])
   end
 end
+if key then redis.call('HSET', KEYS[1], 'key', key) end
 return 1
