@@ -135,8 +135,17 @@ BATCH_SIZE = 64
 LISTED_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 
 
+BESIDE_A_RUN = ("caller", "logs", "logs:seq")
+"""Keys of a run that its rules do not need. They are deleted with it."""
+
+
 def keys_of(run_id: str) -> list[str]:
     return [f"wf:{{{run_id}}}:{part}" for part in PARTS]
+
+
+def all_keys_of(run_id: str) -> list[str]:
+    """Everything that belongs to a run, `meta` first: what is deleted with it."""
+    return [f"wf:{{{run_id}}}:{part}" for part in (*PARTS, *BESIDE_A_RUN)]
 
 
 class SpeculativeDispatch(NamedTuple):
