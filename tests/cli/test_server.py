@@ -129,6 +129,7 @@ def test_handlers_of_a_server_are_listed_with_retries_version_secrets_and_worker
 ) -> None:
     (worker,) = server.get("/workers")["items"]
     listed = {one["name"]: one for one in json.loads(on("handlers", "--json").out)}
+    assert "url" in listed["call_external_service"].pop("config_schema")["properties"]
     assert listed["call_external_service"] == {
         "name": "call_external_service",
         "max_retries": 3,
@@ -140,6 +141,7 @@ def test_handlers_of_a_server_are_listed_with_retries_version_secrets_and_worker
     shown = on("handlers").out.splitlines()
     assert any(line.split()[:3] == ["call_external_service", "3", "1"] for line in shown)
     assert "    secrets: in body, headers, json, params" in shown
+    assert "    config: seconds*" in shown
 
 
 # ── what is read and kept ────────────────────────────────────────────────────────────────
@@ -435,6 +437,6 @@ def test_every_runs_command_accepts_a_server(group: str | None) -> None:
         if {"server", "token"} <= {option.name for option in commands[name].params}
     }
     if group is None:
-        assert on_target == {"trigger", "batch", "validate", "doctor", "handlers"}
+        assert on_target == {"trigger", "batch", "validate", "doctor", "handlers", "schema"}
     else:
         assert on_target == set(commands)
