@@ -1,7 +1,8 @@
-"""Runs: trigger, read, retry, fork, cancel, repair. Their events are in `events`."""
+"""Runs: trigger, read, retry, fork, cancel, repair, delete. Their events are in `events`."""
 
 from __future__ import annotations
 
+import logging
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -9,7 +10,7 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from dovetail.api.admission import waits
+from dovetail.api.admission import caller_of, waits
 from dovetail.api.outputs import (
     FULL,
     SHOWN,
@@ -72,6 +73,7 @@ from dovetail.engine.ports import RunQuery
 from dovetail.engine.views import run_view, with_warnings
 
 router = APIRouter(tags=["runs"])
+log = logging.getLogger("dovetail.api")
 
 MAX_WAIT_SECONDS = 24 * 3600.0
 
@@ -640,3 +642,15 @@ async def cancel(
 async def repair(run_id: str, request: Request, here: Here) -> Response:
     (dry_run,) = (await _REPAIR.read(request, here)).fields.values()
     return json_answer(await here.commands.repair(run_id, dry_run=bool(dry_run)))
+
+
+@router.delete(
+    "/runs/{run_id}",
+    summary="Delete a finished run and everything that belongs to it",
+    status_code=204,
+    responses={409: {}},
+)
+async def delete_run(run_id: str, request: Request, here: Here) -> Response:
+    await here.commands.delete_run(run_id)
+    log.info("run %s was deleted for %s", run_id, caller_of(request))
+    return Response(status_code=204)

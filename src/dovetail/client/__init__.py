@@ -298,6 +298,10 @@ class Dovetail:
         """Cancel what has not finished, whichever process drives it. `NotFound`, `Conflict`."""
         return _run(await self._commands.cancel_run(text("run_id", run_id)))
 
+    async def delete_run(self, run_id: str) -> None:
+        """Delete a finished run and everything that belongs to it. `NotFound`, `Conflict`."""
+        await self._commands.delete_run(text("run_id", run_id))
+
     async def repair(self, run_id: str, *, dry_run: bool = False) -> Repaired:
         """Rebuild a run's state from its own log; with `dry_run`, only say what differs.
 

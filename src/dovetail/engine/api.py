@@ -7,6 +7,7 @@ engine of an API server. Replies that are dictionaries have the fields of the HT
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Container, Mapping, Sequence
+from math import inf
 from typing import Any, Literal, NamedTuple, Protocol
 
 from dovetail.core.definition.source import Source
@@ -203,6 +204,19 @@ class EngineApi(Protocol):
 
         Raises `BrokenRun` for a log that is damaged itself.
         """
+        ...
+
+    async def delete_run(self, run_id: str) -> None:
+        """Delete a run with everything that belongs to it. Raises `Conflict` if it is not
+        finished."""
+        ...
+
+    async def delete_runs(self, run_ids: Sequence[str], *, ended_before: float = inf) -> list[str]:
+        """Delete the finished ones of these runs; returns the deleted ones. See `DurableStore`."""
+        ...
+
+    async def reclaim_space(self) -> None:
+        """Give the space of deleted runs back to the disk, as far as that is this engine's."""
         ...
 
     async def owner(self, run_id: str) -> Owner: ...

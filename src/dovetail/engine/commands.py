@@ -19,6 +19,7 @@ from collections.abc import (
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from math import inf
 from typing import Any, NamedTuple, cast
 
 import orjson
@@ -582,6 +583,27 @@ class Commands:
             "rerun": [name for place, name in enumerate(names) if place in rerun],
             "reuse": [name for place, name in enumerate(names) if place not in rerun],
         }
+
+    # ── runs are deleted ─────────────────────────────────────────────────────────────────
+
+    async def delete_run(self, run_id: str) -> None:
+        for _ in range(MAX_TRIES):
+            if await self.store.delete([run_id]):
+                return
+            view = await self.records.summary(run_id, 0)
+            if view["finished_at"] is None:
+                goes_on = " and some of its nodes still run" if view["status"] in FINAL else ""
+                raise Conflict(
+                    f"run {run_id} is {view['status']}{goes_on}: only a finished run can be "
+                    "deleted; cancel it, or wait for its end"
+                )
+        raise StoreError(f"run '{run_id}' changes while it is deleted; try again")
+
+    async def delete_runs(self, run_ids: Sequence[str], *, ended_before: float = inf) -> list[str]:
+        return await self.store.delete(run_ids, ended_before=ended_before)
+
+    async def reclaim_space(self) -> None:
+        await self.store.reclaim_space()
 
     # ── ownership of runs ────────────────────────────────────────────────────────────────
 

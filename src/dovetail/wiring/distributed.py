@@ -32,6 +32,7 @@ from dovetail.engine.cache import NodeCache
 from dovetail.engine.clock import Clock, StoreClock
 from dovetail.engine.commands import Commands
 from dovetail.engine.distributed.archiver import ArchiveEntry, Archiver, ArchiveWriter, Restorer
+from dovetail.engine.distributed.deletion import ArchiveRetention, RunDeleter
 from dovetail.engine.distributed.orchestrator import (
     CrashLimit,
     DistributedOrchestrator,
@@ -169,6 +170,8 @@ class ArchiveParts:
     records: TieredRecords
     restorer: Restorer
     archiver: Archiver
+    deleter: RunDeleter
+    retention: ArchiveRetention
     pool: PostgresPool
 
 
@@ -296,10 +299,13 @@ def _archive(
     archiver = Archiver(
         writer,
         checkpoint_interval=settings.checkpoint_interval,
-        retention_seconds=settings.retention_days * DAY_SECONDS,
+        retention_seconds=settings.redis_retention_days * DAY_SECONDS,
         restore=restorer.restore_lost,
     )
-    return ArchiveParts(runs, records, restorer, archiver, pool)
+    deleter = RunDeleter(writer)
+    days = settings.archive_retention_days
+    retention = ArchiveRetention(deleter, writer, None if days is None else days * DAY_SECONDS)
+    return ArchiveParts(runs, records, restorer, archiver, deleter, retention, pool)
 
 
 @asynccontextmanager
@@ -385,6 +391,7 @@ async def orchestrate(
             duties += [
                 ("restoring", archive.restorer.run),
                 ("archiving", archive.archiver.run),
+                ("retention of the archive", archive.retention.run),
                 ("announcing the archive", lambda: _announce_archive(parts, archive.restorer)),
             ]
         async with asyncio.TaskGroup() as group:
@@ -702,7 +709,8 @@ async def commanding(
             *(acceptance, parts.orchestrator, parts.clock, _delayed),
             None if refused is None else RedisError(refused),
         )
-        runs = TieredRuns(parts.pipe, parts.store, submissions, past)
+        deleter = hot if archive is None else archive.deleter
+        runs = TieredRuns(parts.pipe, parts.store, submissions, past, deleter)
         fleet = WorkerRegistry(parts.pipe, heartbeat_timeout=settings.heartbeat_timeout)
 
         async def hindered() -> str | None:
@@ -749,7 +757,7 @@ def _records(
     return RedisRecords(
         pipe,
         limits=RedisLimits(pipe, buckets(settings)),
-        retention_seconds=settings.retention_days * DAY_SECONDS,
+        retention_seconds=settings.redis_retention_days * DAY_SECONDS,
         origin=origin,
     )
 

@@ -33,6 +33,7 @@ from dovetail.stores.redis.codec import (
     PARTS,
     SEPARATOR,
     UNIT,
+    all_keys_of,
     keys_of,
     new_nonce,
     node_status,
@@ -45,7 +46,7 @@ from dovetail.stores.redis.codec import (
 from dovetail.stores.redis.definitions import definition, stored_graph
 from dovetail.stores.redis.logs import RedisLogs, log_keys_of
 from dovetail.stores.redis.scope import RedisOutputs, there
-from dovetail.stores.redis.staging import write_run
+from dovetail.stores.redis.staging import STAGED_SECONDS, write_run
 from dovetail.stores.redis.timers import ACTIVE
 
 UNARCHIVED, ARCHIVED = "wf:unarchived", "wf:archived"
@@ -139,6 +140,8 @@ PIECE_SIZE = 1000
 """Of the runs on the agenda, in one command."""
 MAX_BATCH_BYTES = 8 << 20
 """Of outputs of several runs; what has more than its share of it is read by itself."""
+MARK_SECONDS = 2 * STAGED_SECONDS
+"""So long a deleted run is not put back: longer than a restore takes that has read it before."""
 STATE, EPOCH, ATTEMPT, TOKEN_ATTEMPT, NONCE, PHASE, UNTIL, LEASE, WORKER, BEGAN = (
     *(0, 1, 2, 4, 5, 8, 9, 10, 11, 12),
 )
@@ -331,6 +334,21 @@ class RedisSnapshots:
         names = [keys.pop("meta"), keys.pop("events"), *log_keys_of(run_id), *keys.values()]
         given: list[Argument] = [head.epoch, head.kept.generation, head.kept.last_seq]
         return int(await self._redis.call_script(source("snapshot_drop"), names, given))
+
+    async def delete(self, run_id: str, head: ArchiveHead) -> int:
+        """Delete a finished run that the archive has, and mark it, so that it is not put back: 1 it
+        is gone, 0 it goes on, -1 it has more."""
+        keys = _keys(run_id)
+        first = [keys["meta"], keys["events"]]
+        names = [*first, *(key for key in all_keys_of(run_id) if key not in first)]
+        given: list[Argument] = [head.epoch, head.kept.generation, head.kept.last_seq, MARK_SECONDS]
+        return int(await self._redis.call_script(source("snapshot_delete"), names, given))
+
+    async def unmark(self, run_ids: Sequence[str]) -> None:
+        """These may be put back again: the archive has not deleted them."""
+        await self._redis.call_many(
+            [("HDEL", _keys(run_id)["meta"], "dropped") for run_id in run_ids]
+        )
 
 
 def _reading(run_id: str, head: ArchiveHead | None, answer: Sequence[Any]) -> HotReading:

@@ -43,11 +43,19 @@ from dovetail.core.transitions import (
 )
 from dovetail.redis_client.pipelined import load_script
 
+BESIDE_A_RUN = ("caller", "logs", "logs:seq")
+"""Keys of a run that its rules do not need. They are deleted with it."""
+
 Fields = dict[str, Any]
 
 
 def keys_of(run_id: str) -> list[str]:
     return [f"wf:{{{run_id}}}:{part}" for part in PARTS]
+
+
+def all_keys_of(run_id: str) -> list[str]:
+    """Everything that belongs to a run, `meta` first: what is deleted with it."""
+    return [f"wf:{{{run_id}}}:{part}" for part in (*PARTS, *BESIDE_A_RUN)]
 
 
 def pairs(flat: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:

@@ -374,11 +374,12 @@ class CommitRound(NamedTuple):
 class CommitOutcome(NamedTuple):
     made: Sequence[CreatedRun]
     overtaken: frozenset[int]
-    """Runs to which another process appended first. If there is one, nothing was committed."""
+    """Runs to which another process appended first, or which it deleted. If there is one, nothing
+    was committed."""
 
 
 class LogConflict(Exception):
-    """Another process has appended to a log at the same position."""
+    """Another process has appended to a log at the same position, or deleted its run."""
 
 
 def commit(writer: Writer, connection: sqlite3.Connection, round_: CommitRound) -> CommitOutcome:
@@ -400,6 +401,7 @@ def commit(writer: Writer, connection: sqlite3.Connection, round_: CommitRound) 
             add.number
             for add, row in zip(round_.additions, rows, strict=True)
             if connection.execute(statements()["has_piece"], row[:1]).fetchone()
+            or not connection.execute(statements()["has_run"], (add.number,)).fetchone()
         }
         if not taken:  # to go on as if it were written would lose what was answered
             raise StoreError("a round adds to one log twice at the same place") from None

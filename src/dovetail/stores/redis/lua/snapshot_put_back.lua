@@ -5,12 +5,12 @@
 --   ARGV[1]  the generation of the run that it replaces; empty: only if there is none
 --   ARGV[2]  its epoch: a run that was retried since is not replaced
 --   ARGV[3]… of each part: the command that counts it, and the expected count
--- returns 1 done, 0 another run is there, -1 staged keys are incomplete
+-- returns 1 done, 0 another run is there or the run was deleted, -1 staged keys are incomplete
 local n = #KEYS / 2
-local kept = redis.call('HMGET', KEYS[1], 'status', 'generation', 'epoch')
+local kept = redis.call('HMGET', KEYS[1], 'status', 'generation', 'epoch', 'dropped')
 local free
 if ARGV[1] == '' then
-  free = not kept[1]
+  free = not kept[1] and not kept[4]
 else
   free = kept[1] and (kept[2] or '1') == ARGV[1] and tonumber(kept[3]) <= tonumber(ARGV[2])
 end
