@@ -132,7 +132,7 @@ async def logs(
     ] = None,
 ) -> Response:
     kind = chosen_kind(request.headers.get("accept", ""), STREAM, TEXT, JSON)
-    if last_event_id is not None and kind == STREAM:
+    if last_event_id is not None:
         after = number_of(last_event_id)
     query = LogQuery(node or None, epoch, attempt, item, level or None, q or None, after)
     if kind == JSON:
