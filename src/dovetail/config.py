@@ -20,6 +20,7 @@ from urllib.parse import parse_qsl, unquote
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from dovetail.core.errors import DovetailError
+from dovetail.core.log_buffer import DEFAULT_LOG_BYTES, MIN_LOG_BYTES
 from dovetail.redis_client.url import PREFIX as PREFIX_OF_KEYS
 from dovetail.redis_client.url import PREFIX_RULE, WrongUrl, with_prefix
 from dovetail.redis_client.url import SCHEMES as REDIS_SCHEMES
@@ -46,6 +47,10 @@ def _not_bool(value: object) -> object:
     if isinstance(value, bool):
         raise ValueError("must be a number, not a truth value")
     return value
+
+
+def _upper(value: object) -> object:
+    return value.upper() if isinstance(value, str) else value
 
 
 def _split(value: object) -> object:
@@ -278,6 +283,13 @@ class Settings(BaseModel):
         None, description="port for metrics of orchestrator and worker; unset: none"
     )
     log_format: Literal["console", "json"] = Field("console", description="how logs are written")
+    log_level: Annotated[
+        Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], BeforeValidator(_upper)
+    ] = Field("INFO", description="what handlers log from this level on is kept in their logs")
+    capture_output: bool = Field(True, description="what handlers print is kept in their logs, too")
+    node_log_bytes: Annotated[int, _number, Field(ge=MIN_LOG_BYTES)] = Field(
+        DEFAULT_LOG_BYTES, description="the log of one attempt: its first quarter and the newest"
+    )
 
     # limits
     max_nodes: Count = Field(10_000, description="nodes of a workflow")

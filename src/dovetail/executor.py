@@ -26,7 +26,7 @@ from dovetail.core.states import NodeStatus, Reason, RunStatus
 from dovetail.core.templates import Scope, compile_config
 from dovetail.core.transitions import Submit
 from dovetail.engine.limits import DEFAULT_BURST, DEFAULT_RATE, LocalLimits, TokenBucket
-from dovetail.engine.ports import Calls, Report, Task
+from dovetail.engine.ports import Calls, OnLines, Report, Task
 from dovetail.engine.views import event_view
 from dovetail.handlers.failure import describe
 from dovetail.wiring.embedded import LocalEngine
@@ -446,7 +446,7 @@ class _StepCalls:
     def __init__(self, steps: dict[str, _StepCall]) -> None:
         self._steps = steps
 
-    def open(self, task: Task, report: Report) -> _StepCall:
+    def open(self, task: Task, report: Report, on_lines: OnLines) -> _StepCall:
         return self._steps[task.node_id]
 
 
@@ -454,6 +454,7 @@ class _StepCall:
     """Calls one step; the run comes with the task."""
 
     __slots__ = ("_fn", "_id", "is_async")
+    is_logged = False
 
     def __init__(self, step: _Step) -> None:
         self._id = step.id
@@ -465,6 +466,12 @@ class _StepCall:
 
     def cancel(self) -> None:
         """A step has no cancel event: an async step is cancelled, a thread runs on."""
+
+    def warn(self, message: str) -> None:
+        """A step has no log: what it prints is printed."""
+
+    def end_log(self) -> None:
+        """There is none."""
 
     def seal(self, task: Task, output: Any) -> Any:
         task.params["step_outputs"][self._id] = output  # type: ignore[index]

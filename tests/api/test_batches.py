@@ -205,6 +205,9 @@ def test_an_embedded_server_is_its_own_worker(api: Api, server: Server) -> None:
     assert {"input", "output", "until"} <= set(worker["handlers"])
     details = {one["name"]: one for one in worker["handler_details"]}
     assert list(details) == worker["handlers"]
+    schema = details["call_external_service"].pop("config_schema")
+    assert schema["required"] == ["url"]
+    assert details["input"]["config_schema"] is None
     assert details["call_external_service"] == {
         "name": "call_external_service",
         "max_retries": 3,

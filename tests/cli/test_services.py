@@ -286,7 +286,7 @@ def test_one_process_of_each_service_runs_a_workflow(services: Services) -> None
     assert services.workers() == [], "it has left, no process need look for it"
     warned, *said = services.log(worker).splitlines()
     assert "appendfsync always" in warned, "there is no PostgreSQL"
-    assert [line.partition(",")[0] for line in said] == [
+    assert [line.partition(",")[0].partition(" ")[2] for line in said] == [
         "dovetail.worker: started",
         "dovetail.worker: stopped",
     ]

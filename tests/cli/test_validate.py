@@ -12,7 +12,7 @@ import pytest
 from dovetail.cli.files import excerpt
 from dovetail.cli.text import bare, cells
 from dovetail.redis_client.pipelined import PipelinedRedis
-from dovetail.stores.redis.workers import WorkerFacts, WorkerRegistry
+from dovetail.stores.redis.workers import WorkerFacts, WorkerRegistry, schema_texts
 
 from .conftest import Outcome, Shell
 
@@ -217,3 +217,79 @@ def test_a_secret_for_a_worker_only_handler_is_checked_against_its_announcement(
     ((problem,),) = [one["errors"] for one in json.loads(done.out)]
     assert (problem["code"], problem["line"]) == ("template_forbidden", 5)
     assert "the handler 'plain' takes no secrets" in problem["message"]
+
+
+MISSPELT = """\
+name: flow
+nodes:
+  - id: fetch
+    handler: call_external_service
+    config:
+      url: "https://example.com/{{ params.topic }}"
+      methd: POST
+  - id: shorten
+    handler: shorten
+    config: {text: "{{ fetch.body }}", size: huge}
+    dependencies: [fetch]
+"""
+SHORTEN = """\
+from typing import Literal
+
+from pydantic import BaseModel
+
+from dovetail import handler
+
+
+class Config(BaseModel):
+    text: str
+    size: Literal["small", "large"] = "small"
+
+
+@handler("shorten")
+def shorten(config: Config, ctx):
+    return config.text[:10]
+"""
+
+
+def test_a_wrong_config_has_its_place_its_line_and_a_caret(command: Command, shell: Shell) -> None:
+    shell.write("flow.yaml", MISSPELT)
+    shell.write("shorten_tools.py", SHORTEN)
+    done = command("validate", "flow.yaml", "--handlers", "shorten_tools.py")
+    assert done.code == 2
+    assert done.out.splitlines() == [
+        "flow.yaml:7:7: invalid_config unknown field 'methd'; did you mean 'method'?",
+        "          methd: POST",
+        "          ^",
+        "flow.yaml:10:46: invalid_config must be 'small' or 'large', not 'huge'",
+        '        config: {text: "{{ fetch.body }}", size: huge}',
+        "                                                 ^",
+        "flow.yaml: 2 errors",
+    ]
+
+
+def test_the_config_of_a_worker_only_handler_is_checked_against_its_announcement(
+    command: Command, shell: Shell, monkeypatch: pytest.MonkeyPatch, redis_url: str
+) -> None:
+    size = {"enum": ["small", "large"]}
+    schema = {"type": "object", "properties": {"text": {"type": "string"}, "size": size}}
+    digests, texts = schema_texts({"shorten": schema})
+
+    async def announce() -> None:
+        async with PipelinedRedis(redis_url) as pipe:
+            facts = WorkerFacts("w", "host", 7, 0.0, ["shorten"], 0, 1, schemas=digests)
+            await WorkerRegistry(pipe, schemas=texts).beat(facts)
+
+    asyncio.run(announce())
+    monkeypatch.setenv("DOVETAIL_REDIS_URL", redis_url)
+    shell.write("flow.yaml", MISSPELT)
+    (found,) = json.loads(command("validate", "flow.yaml", "--json").out)
+    assert [(one["code"], one["line"], one["column"]) for one in found["errors"]] == [
+        ("invalid_config", 7, 7),
+        ("invalid_config", 10, 46),
+    ]
+    refused = command("workflows", "register", "flow.yaml")
+    assert refused.code == 2
+    assert "did you mean 'method'?" in refused.err
+    assert "'small' or 'large'" in refused.err
+    written = json.loads(command("schema").out)
+    assert written["$defs"]["config.shorten"]["properties"]["text"] == {"type": "string"}

@@ -4,11 +4,13 @@ unless it blocks for longer than it may."""
 from __future__ import annotations
 
 import asyncio
+import linecache
+import re
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +18,20 @@ import pytest
 
 from dovetail.config import Settings
 from dovetail.core.events import Token
-from dovetail.engine import lease_keeper
+from dovetail.core.node_logs import LogChunk
+from dovetail.core.run import RunState
+from dovetail.engine import lease_keeper, watchdog
 from dovetail.engine.lease_keeper import DutyThread, HeldStarts, Liveness
+from dovetail.engine.local.task_source import LocalTaskSource
 from dovetail.engine.ports import Task
+from dovetail.executor import WorkflowDAG, WorkflowExecutor
 from dovetail.stores.sqlite.store import SqliteStore
 from dovetail.wiring.embedded import embedded
 
-from .harness import PATIENCE, registry_of
+from .harness import PATIENCE, engine, registry_of
 
 LEASE = 0.6
+FILE = "tests/engine/test_blocked_loop.py"
 ENGINE = """
 import asyncio, sys, time
 from pathlib import Path
@@ -110,6 +117,186 @@ async def test_a_process_whose_handler_blocks_beyond_its_timeout_loses_its_runs(
     registry = registry_of(quick)
     async with embedded(settings, registry) as commands:
         assert await commands.store.orphans() == [run_id]
+
+
+# ── timeouts ─────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, str]]:
+    """Lines of logs that were handed in: node, level, message."""
+    found: list[tuple[str, str, str]] = []
+
+    init = LocalTaskSource.__init__
+
+    def log(chunks: Sequence[LogChunk]) -> None:
+        found.extend((c.node, line.level, line.message) for c in chunks for line in c.lines)
+
+    def made(self: Any, *args: Any, **named: Any) -> None:
+        init(self, *args, **named)
+        self.log = log
+
+    monkeypatch.setattr(LocalTaskSource, "__init__", made)
+    return found
+
+
+def timeout_of(run: RunState, name: str) -> str:
+    error = run.node(name).error
+    assert error is not None
+    return f"{error['type']}: {error['message']}"
+
+
+async def blocks(config: dict[str, Any], ctx: Any) -> str:
+    time.sleep(config["seconds"])
+    return "too late"
+
+
+async def waits_and_blocks(config: dict[str, Any], ctx: Any) -> str:
+    await asyncio.sleep(0.01)
+    time.sleep(config["seconds"])
+    return "too late"
+
+
+async def blocks_and_waits(config: dict[str, Any], ctx: Any) -> str:
+    time.sleep(config["seconds"])
+    await asyncio.sleep(3600)
+    return "never"
+
+
+@pytest.mark.parametrize("handler", [blocks, waits_and_blocks, blocks_and_waits])
+async def test_a_handler_that_blocks_the_loop_beyond_its_timeout_fails_and_its_log_says_where(
+    handler: Any, lines: list[tuple[str, str, str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    name = handler.__name__
+    async with engine(handler) as it:
+        config = {"handler": name, "config": {"seconds": 0.9}, "timeout_seconds": 0.2}
+        run = await it.run({"a": config})
+        events = [event.type for event in await it.events(run.id)]
+    assert run.status == "FAILED"
+    assert timeout_of(run, "a") == "timeout: did not finish within 0.2 s (timeout_seconds)"
+    assert run.node("a").output is None
+    if handler is not blocks_and_waits:  # which is stopped where it waits
+        assert "result.refused" in events
+        ((_, level, message),) = lines
+        assert level == "WARNING"
+        found = re.match(rf"blocks the event loop in {FILE}:(\d+) in {name}, ", message)
+        assert found is not None
+        assert linecache.getline(__file__, int(found[1])).strip().startswith("time.sleep")
+        assert "beyond its timeout of 0.2 s: it fails when it returns" in message
+        (said,) = [r.getMessage() for r in caplog.records if r.name == "dovetail.worker"]
+        assert said == f"run {run.id}, node a: {message}"
+
+
+async def test_a_short_block_beyond_a_shorter_timeout_fails_too(
+    lines: list[tuple[str, str, str]],
+) -> None:
+    async with engine(blocks) as it:
+        config = {"handler": "blocks", "config": {"seconds": 0.06}, "timeout_seconds": 0.02}
+        run = await it.run({"a": config})
+    assert timeout_of(run, "a").startswith("timeout")
+    ((_, _, message),) = lines
+    assert message.startswith("kept the event loop beyond its timeout of 0.02 s, so it fails")
+
+
+async def test_a_handler_that_blocks_within_its_timeout_succeeds(
+    lines: list[tuple[str, str, str]],
+) -> None:
+    async with engine(blocks, waits_and_blocks) as it:
+        config = {"config": {"seconds": 0.3}, "timeout_seconds": 30}
+        for handler in ("blocks", "waits_and_blocks"):
+            run = await it.run({"a": {"handler": handler, **config}})
+            assert run.node("a").output == "too late"
+    assert lines == []
+
+
+async def test_other_nodes_are_not_blamed_for_a_blocked_loop(
+    lines: list[tuple[str, str, str]],
+) -> None:
+    async def innocent(config: dict[str, Any], ctx: Any) -> str:
+        await asyncio.sleep(0.3)
+        return "in time"
+
+    def in_a_thread(config: dict[str, Any], ctx: Any) -> str:
+        time.sleep(0.3)
+        return "in time"
+
+    async def never(config: dict[str, Any], ctx: Any) -> None:
+        await asyncio.sleep(3600)
+
+    async with engine(innocent, in_a_thread, never, waits_and_blocks) as it:
+        run = await it.run(
+            {
+                "innocent": {"handler": "innocent", "timeout_seconds": 1},
+                "thread": {"handler": "in_a_thread", "timeout_seconds": 1},
+                "never": {"handler": "never", "timeout_seconds": 1},
+                "blocks": {
+                    "handler": "waits_and_blocks",
+                    "config": {"seconds": 1.5},
+                    "timeout_seconds": 0.5,
+                },
+            },
+            on_failure="continue",
+        )
+    assert run.node("innocent").output == run.node("thread").output == "in time"
+    assert timeout_of(run, "blocks").startswith("timeout")
+    assert timeout_of(run, "never").startswith("timeout"), "it gets its time back, and no more"
+    never_took = run.node("never").finished_at - run.node("never").started_at  # type: ignore[operator]
+    assert 2 < never_took < 2 + PATIENCE
+    assert {name for name, *_ in lines} == {"blocks"}
+
+
+async def test_the_library_refuses_late_results_as_well() -> None:
+    async def late(ctx: Any) -> str:
+        time.sleep(0.1)
+        return "too late"
+
+    dag = WorkflowDAG().add_step("a", late, timeout_seconds=0.05)
+    result = await WorkflowExecutor().execute(dag)
+    assert result.steps["a"].error == "timeout: did not finish within 0.05 s (timeout_seconds)"
+
+
+class Busy:
+    """A worker as the watchdog sees it."""
+
+    def __init__(self) -> None:
+        self.is_watched = False
+        self.is_busy = True
+        self.looked = threading.Semaphore(0)
+        self.fails = False
+
+    def look(self, now: float) -> None:
+        self.looked.release()
+        if self.fails:
+            raise RuntimeError("dictionary changed size during iteration")
+
+
+def test_one_thread_watches_all_workers_and_sleeps_while_they_are_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watchdog, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(watchdog, "LINGER_SECONDS", 0.5)
+    dog, one, two = watchdog.Watchdog(), Busy(), Busy()
+    dog.watch(one)
+    dog.watch(two)
+    one.fails = True
+    for worker in (one, two, one, two):
+        assert worker.looked.acquire(timeout=PATIENCE)
+    thread = dog._thread
+    one.is_busy = two.is_busy = False
+    deadline = time.monotonic() + PATIENCE
+    while one.is_watched or two.is_watched:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    one.is_busy = True
+    while one.looked.acquire(blocking=False):
+        pass
+    dog.watch(one)
+    assert one.looked.acquire(timeout=PATIENCE)
+    dog.forget(one)
+    assert thread is not None
+    assert dog._thread in (thread, None), "both had one thread"
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
 
 
 # ── the parts ────────────────────────────────────────────────────────────────────────────

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 from pydantic import BaseModel, field_validator
 
+from dovetail.config import Settings
 from dovetail.core.errors import NotFound
 from dovetail.core.outputs import LARGE_OUTPUT
+from dovetail.wiring.embedded import attached
 
 from .harness import Gate, engine
 
@@ -204,6 +207,33 @@ class TestConfig:
             run = await it.run({"fetch": "echo"})
             with pytest.raises(NotFound, match=r"no node 'fetsh'; did you mean 'fetch'\?"):
                 await it.commands.node_detail(run.id, "fetsh")
+
+    async def test_a_violation_of_the_model_has_a_traceback_too(self) -> None:
+        async with engine() as it:
+            run = await it.run({"a": {"handler": "sleep", "config": {"seconds": "long"}}})
+            (one,) = (await it.commands.node_detail(run.id, "a"))["attempts"]
+        assert one["error"]["type"] == run.nodes[0].error["type"]  # type: ignore[index]
+        assert one["error"]["traceback"].startswith("Traceback (most recent call last):\n")
+
+
+class TestOtherProcesses:
+    async def test_a_process_that_drives_nothing_shows_the_same(self, tmp_path: Path) -> None:
+        db = tmp_path / "runs.db"
+        nodes = {
+            "a": {"handler": "echo", "config": {"id": 7}},
+            "b": {"handler": "echo", "config": {"x": "{{ a.id }}"}, "after": ["a"]},
+            "c": {"handler": "shaky", "after": ["b"]},
+        }
+        async with engine(echo, shaky, db=db) as it:
+            run = await it.run(nodes)
+            here = [await it.commands.node_detail(run.id, name) for name in nodes]
+            async with attached(Settings(db=db)) as commands:
+                there = [await commands.node_detail(run.id, name) for name in nodes]
+        async with attached(Settings(db=db)) as commands:
+            later = [await commands.node_detail(run.id, name) for name in nodes]
+        assert here == there == later
+        assert here[1]["config"] == {"x": 7}
+        assert here[2]["attempts"][0]["error"]["type"] == "ValueError"
 
 
 class TestInputs:

@@ -72,7 +72,7 @@ Point = namedtuple("Point", "x y")
 NOT_JSON = {
     "an_object": (object(), "invalid_output"),
     "bytes": (b"raw", "invalid_output"),
-    "a_set": ({1, 2}, "invalid_output"),
+    "a_range": (range(2), "invalid_output"),
     "nan": (float("nan"), "invalid_output"),
     "infinity": ([1, {"x": float("inf")}], "invalid_output"),
     "a_number_as_key": ({1: "one"}, "invalid_output"),

@@ -82,7 +82,10 @@ def test_validate_knows_the_handlers_that_workers_announced(asking: Asking) -> N
 
 def test_handlers_lists_the_handlers_that_workers_announced(asking: Asking) -> None:
     found = {one["name"]: one for one in asking.json("handlers")}
-    assert set(found["greet"]) == {"name", "max_retries", "secrets", "version", "workers"}
+    known = {"name", "max_retries", "secrets", "version", "config_schema", "workers"}
+    assert set(found["greet"]) == known
+    assert found["greet"]["config_schema"] is None
+    assert found["sleep"]["config_schema"]["required"] == ["seconds"]
     assert (found["greet"]["version"], found["greet"]["secrets"]) == (1, False)
     assert "headers" in found["call_external_service"]["secrets"]
     assert found["greet"]["workers"]
@@ -91,6 +94,7 @@ def test_handlers_lists_the_handlers_that_workers_announced(asking: Asking) -> N
     (greet,) = [line.split() for line in lines if line.startswith("greet ")]
     assert greet[1:3] == [str(found["greet"]["max_retries"]), "1"]
     assert greet[3] == ", ".join(found["greet"]["workers"])
+    assert "    config: seconds*" in lines
     here = {one["name"] for one in asking.json("handlers", "--embedded")}
     assert "greet" not in here, "of this machine"
 

@@ -81,8 +81,8 @@ async def test_a_lost_worker_is_logged_with_its_nodes(
     await asyncio.sleep(LEASE)
     await asyncio.gather(stage.living.reap(), stage.living.reap())
     (line,) = [one.getMessage() for one in caplog.records if "lost worker" in one.getMessage()]
-    reported = "its lease on 2 nodes ran out: a of run 012345, b of run 012345"
-    assert re.fullmatch(rf"lost worker \S+: {reported}", line)
+    told = "its lease on 2 nodes ran out: a of run 012345 (attempt 1), b of run 012345 (attempt 1)"
+    assert re.fullmatch(rf"lost worker \S+: {re.escape(told)}", line)
 
 
 async def test_an_at_most_once_node_is_not_a_dead_letter(stage: InterruptedRun) -> None:

@@ -137,3 +137,13 @@ async def test_a_restored_run_has_its_attempts(
     assert (one["status"], one["error"]) == ("FAILED", TRACED)
     assert detail["why"]["code"] == "backing_off"
     assert detail["config"] == {}
+
+
+async def test_a_run_that_is_not_made_yet_has_a_node_without_attempts(
+    world: World, redis_url: str, postgres_url: str
+) -> None:
+    accepted = await world.accept(graph({"a": {"config": {"x": 1}}}))
+    async with commanding(Settings(redis_url=redis_url, database_url=postgres_url)) as commands:
+        detail = await asyncio.wait_for(commands.node_detail(accepted.run_id, "a"), 10)
+    assert (detail["status"], detail["attempts"], detail["config"]) == ("PENDING", [], None)
+    assert (detail["template"], detail["why"]["code"]) == ({"x": 1}, "queued")

@@ -23,11 +23,11 @@ from dovetail.core.transitions import Complete, Submit
 from dovetail.engine.ports import Records, Result
 from dovetail.redis_client.pipelined import PipelinedRedis
 from dovetail.redis_client.sync import SyncRedis, done
+from dovetail.stores.redis import logs as redis_logs
 from dovetail.stores.redis.archive import UNARCHIVED
 from dovetail.stores.redis.logs import LogAppender, log_keys_of
 from dovetail.stores.redis.records import RedisRecords
 from dovetail.stores.redis.store import RedisStore
-from dovetail.transports.streams import reader as stream_inbox
 from dovetail.transports.streams.reader import LOG_SECONDS, RESULTS, StreamInbox
 from dovetail.transports.streams.sender import WORKERS, StreamReader
 from dovetail.wiring.celery import result_command
@@ -80,7 +80,7 @@ async def end(redis_url: str) -> AsyncIterator[End]:
         await RedisStore(pipe).create(Submit("r", GRAPH, {}), 1000.0)
         reader = StreamReader(blocking, pipe, WORKERS, "w1")
         appender = LogAppender(max_bytes=1 << 20)
-        yield End(pipe, blocking, StreamInbox(reader, pipe, ["h"], logs=appender.commands), "r")
+        yield End(pipe, blocking, StreamInbox(reader, pipe, ["h"], logs=appender.write), "r")
         await pipe.call("FLUSHALL")
 
 
@@ -146,7 +146,7 @@ async def test_lines_without_a_result_are_there_a_moment_later(end: End) -> None
 async def test_lines_without_a_result_queue_their_run_for_the_archive(end: End) -> None:
     """A node that runs for an hour, and logs: its lines shall survive a loss of Redis."""
     appender = log_appender(Settings(database_url="postgresql://archive"), lambda: 1234.0)
-    end.inbox._log_commands = appender.commands
+    end.inbox._write = appender.write
     await end.sent(ten_lines(end.run_id))
     assert await end.pipe.call("ZSCORE", UNARCHIVED, end.run_id) is None
     end.inbox.log([ten_lines(end.run_id, 1)])
@@ -181,7 +181,7 @@ async def test_lines_that_redis_refuses_are_lost_with_one_warning(
 async def test_lines_do_not_pile_up_while_redis_is_away(
     end: End, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_inbox, "MAX_SENT_BYTES", 5000)
+    monkeypatch.setattr(redis_logs, "MAX_ON_THEIR_WAY", 5000)
     for number in range(20):
         end.inbox.log([ten_lines(end.run_id, number)])
         end.inbox._write_logs(end.pipe)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -94,10 +96,15 @@ def test_a_service_names_the_run_and_the_request(capsys: pytest.CaptureFixture[s
     token = REQUEST_ID.set("abc")
     logging.getLogger("dovetail.api").info("of a request with a-token-of-the-api")
     REQUEST_ID.reset(token)
-    assert said(capsys) == [
+    lines = said(capsys)
+    assert [line.partition(" ")[2] for line in lines] == [
         "fetch: 12 pages run_id=r1 attempt=2",
         "dovetail.api: of a request with *** request_id=abc",
     ]
+    for line in lines:
+        assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ", line)
+        at = datetime.fromisoformat(line.partition(" ")[0])
+        assert abs(at - datetime.now(UTC)) < timedelta(minutes=1)
 
 
 def test_a_traceback_cannot_be_mistaken_for_records(capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,7 +180,7 @@ def test_every_log_record_is_one_line(form: str, capsys: pytest.CaptureFixture[s
         if form == "json":
             assert json.loads(line.replace("NaN", "null"))["message"] == "reported"
         else:
-            assert line.startswith("dovetail.x: reported ")
+            assert line.partition(" ")[2].startswith("dovetail.x: reported ")
 
 
 def test_warnings_are_records_and_setting_up_logs_twice_shows_them_once(

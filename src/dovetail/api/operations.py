@@ -205,6 +205,10 @@ class HandlerDetails(Reply):
         "null if the worker does not say"
     )
     version: int
+    config_schema: dict[str, Any] | None = Field(
+        description="the JSON Schema of its config, as far as validation checks it; null if it "
+        "has none, or one that is too large"
+    )
 
 
 class Worker(Reply):
@@ -236,7 +240,13 @@ _WORKER = {
     "last_heartbeat": ENDED,
     "handlers": ["input", "output"],
     "handler_details": [
-        {"name": name, "max_retries": 0, "secrets": False, "version": 1}
+        {
+            "name": name,
+            "max_retries": 0,
+            "secrets": False,
+            "version": 1,
+            "config_schema": None,
+        }
         for name in ("input", "output")
     ],
     "running": 0,
@@ -259,7 +269,7 @@ _DEAD_LETTER = {
     responses={200: reply({"items": [_WORKER]})},
 )
 async def workers(here: Here) -> Response:
-    return json_answer({"items": await here.fleet.workers()})
+    return json_answer({"items": await here.fleet.workers(with_schemas=True)})
 
 
 @workers_router.get(
@@ -292,7 +302,7 @@ class ThisProcess:
         self._host = socket.gethostname()
         self._started_at = commands.clock()
 
-    async def workers(self) -> list[dict[str, Any]]:
+    async def workers(self, *, with_schemas: bool = False) -> list[dict[str, Any]]:
         return [
             {
                 "worker_id": f"{self._host}-{os.getpid()}",

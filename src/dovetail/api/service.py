@@ -147,7 +147,7 @@ def _line_too_long() -> Overloaded:
 class Fleet(Protocol):
     """The workers: this process, or workers on many machines."""
 
-    async def workers(self) -> list[dict[str, Any]]:
+    async def workers(self, *, with_schemas: bool = False) -> list[dict[str, Any]]:
         """In the fields of `GET /workers`, the dead ones that are still remembered included."""
         ...
 

@@ -467,6 +467,15 @@ def _live(console: Console, picture: Callable[[], Text]) -> Live:
     )
 
 
+def _start(live: Live) -> None:
+    """The view replaces both streams. What handlers print must reach their logs before the view,
+    which would put it on the screen as its own."""
+    from dovetail.handlers.log_capture import cover_streams
+
+    live.start(refresh=True)
+    cover_streams()
+
+
 def _painted(lines: Iterable[Line]) -> Text:
     from rich.text import Text
 
@@ -490,7 +499,7 @@ class LiveLines:
         self._live = _live(_console(), self._picture)
 
     def begin(self) -> None:
-        self._live.start(refresh=True)
+        _start(self._live)
 
     def refresh(self) -> None:
         """Nothing to do here."""
@@ -518,7 +527,7 @@ class LiveView:
     def begin(self, workflow: str, run_id: str, passed: float = 0.0) -> None:
         self._title = f"{run_id[:6]} {workflow}"
         self._began = time.monotonic() - passed
-        self._live.start(refresh=True)
+        _start(self._live)
 
     def show(self, event: Mapping[str, Any]) -> None:
         with self._lock:

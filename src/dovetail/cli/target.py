@@ -91,7 +91,7 @@ def open_engine(settings: Settings, registry: Registry) -> AbstractAsyncContextM
         return _remote(settings, registry)
     from dovetail.wiring.embedded import embedded
 
-    return embedded(settings, registry)
+    return embedded(settings, registry, shows_stdout=False)
 
 
 def _remote(
@@ -111,7 +111,8 @@ def _remote(
 T = TypeVar("T")
 
 UNKNOWN_HANDLER = "unknown_handler"
-FORBIDDEN = "template_forbidden"
+ONLY_THERE = frozenset({"template_forbidden", "invalid_config"})
+"""Problems that only the target can find: it knows what its handlers take."""
 
 
 def ask(
@@ -214,11 +215,10 @@ class RemoteHandlers:
             still.get(problem.path) if problem.code == UNKNOWN_HANDLER else problem
             for problem in checked.errors
         ]
-        # Only the target knows where a handler's config may have secrets.
         errors += [
             problem
             for problem in judged.errors
-            if problem.code == FORBIDDEN and problem not in checked.errors
+            if problem.code in ONLY_THERE and problem not in checked.errors
         ]
         return replace(checked, errors=tuple(problem for problem in errors if problem))
 

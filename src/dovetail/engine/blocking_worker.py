@@ -16,7 +16,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from contextvars import copy_context
 from functools import partial
@@ -24,12 +24,15 @@ from types import TracebackType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from dovetail.core.errors import DovetailError, StoreError
+from dovetail.core.node_logs import LogChunk
 from dovetail.core.transitions import Complete, Fail, Progress, Stop
 from dovetail.engine.clock import Clock
 from dovetail.engine.distributed.task_source import QueueTaskSource, keep_leases
-from dovetail.engine.ports import Call, Calls, Result, Task
+from dovetail.engine.ports import Call, Calls, HandlerLog, Result, Task
 from dovetail.engine.stacks import stack_of_coroutine, stack_of_thread
+from dovetail.engine.watchdog import place_of_thread
 from dovetail.engine.worker import (
+    LOG_SECONDS,
     PROGRESS_SECONDS,
     STOP_GRACE_SECONDS,
     failure,
@@ -66,10 +69,12 @@ class RunningTask:
         """When the handler was stopped."""
         self.interrupting = False
         self.has_progress = False
+        self.log: HandlerLog | None = None
+        """Once the handler has logged something."""
         self.doing: asyncio.Task[Any] | None = None
         self._interrupt = interrupt
         self._first = threading.Lock()
-        self._thread = threading.get_ident()
+        self.thread = threading.get_ident()
 
     def finish(self) -> bool:
         """Take the right to report this start; False if another thread has taken it."""
@@ -101,7 +106,7 @@ class RunningTask:
         waiting = doing is not None and asyncio.current_task(doing.get_loop()) is not doing
         coroutine = doing.get_coro() if doing is not None and waiting else None
         below = BlockingWorker._called.__code__
-        return stack_of_coroutine(coroutine) or stack_of_thread(self._thread, below)
+        return stack_of_coroutine(coroutine) or stack_of_thread(self.thread, below)
 
     def _cancel(self) -> None:
         self.call.cancel()
@@ -123,13 +128,16 @@ class BlockingWorker:
         watch: LeaseThread,
         clock: Clock,
         *,
+        log: Callable[[Sequence[LogChunk]], None],
         interrupt: Callable[[], None] | None = None,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """`interrupt` has `interrupted` called in this thread, whatever it is at."""
+        """`log` hands lines in before a result. `interrupt` has `interrupted` called in this
+        thread, whatever it is at."""
         self._calls = calls
         self._watch = watch
         self._clock = clock
+        self._log = log
         self._interrupt = interrupt
         self._chance = chance
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -143,7 +151,7 @@ class BlockingWorker:
         None if it was stopped, given back, or reported by the lease thread.
         """
         try:
-            call = self._calls.open(task, self._report)
+            call = self._calls.open(task, self._report, self._has_lines)
         except DovetailError as problem:
             described = refusal(problem)
             log_failure(task, described)
@@ -154,9 +162,12 @@ class BlockingWorker:
         self._watch.hold(held)
         try:
             result = self._outcome(held)
+            call.end_log()
             if held.finish():
                 if held.has_progress:
                     self._watch.call(self._watch.flush)
+                if held.log is not None and (chunks := held.log.drain()):
+                    self._log(chunks)
                 if isinstance(result, Fail):
                     log_failure(task, result.error)
                 send(result)
@@ -169,6 +180,7 @@ class BlockingWorker:
                 self._watch.call(partial(self._watch.give_back, held), FAREWELL_SECONDS)
             raise
         finally:
+            call.end_log()
             self.held = None
             self._watch.release(held)
 
@@ -245,6 +257,13 @@ class BlockingWorker:
             held.has_progress = True
         self._watch.note(Progress(task.run_id, task.node_id, task.token, fraction, message))
 
+    def _has_lines(self, log: HandlerLog) -> None:
+        """A log has lines; called in whichever thread of the handler."""
+        held = self.held
+        if held is not None:
+            held.log = log
+        self._watch.has_lines(log)
+
 
 def timed_out(held: RunningTask, stack: TracebackType | None, chance: float) -> Fail:
     error, described = timeout(held.task, held.call, stack)
@@ -310,6 +329,7 @@ class LeaseThread:
         self._confirm = confirm
         self._held: dict[int, RunningTask] = {}
         self._progress: dict[tuple[str, str], Progress] = {}
+        self._logs: dict[HandlerLog, None] = {}
         self._asleep = False
         self._wanted = asyncio.Event()
         self._opened = asyncio.Event()
@@ -334,6 +354,10 @@ class LeaseThread:
 
     def note(self, progress: Progress) -> None:
         self._loop.call_soon_threadsafe(self._noted, progress)
+
+    def has_lines(self, log: HandlerLog) -> None:
+        """Hand the lines of this log in, soon."""
+        self._loop.call_soon_threadsafe(self._note_lines, log)
 
     async def opened(self) -> None:
         """Returns once it can do its work."""
@@ -428,20 +452,31 @@ class LeaseThread:
     def _look_at(self, held: RunningTask) -> None:
         age, limit = _age(held), held.task.timeout_seconds
         if age >= limit + LATE_SECONDS and not held.is_finished():
+            if not held.expired:
+                self._warn_of_timeout(held)
             held.expired = True
             held.stop()
             # It clings on, and may be killed for it before it can say so.
             if age >= limit + STOP_GRACE_SECONDS and held.finish():
-                self._spawn(self._tell_timeout(held))
+                # Its stack is read now: below it is interrupted.
+                late = timed_out(held, held.stack(), random.random())  # noqa: S311
+                self._spawn(self._tell_timeout(held, late))
         if time.time() >= self._give_back_at() and not held.is_finished():
             self._spawn(self._hand_back(held))
         stopped_at = held.stopped_at
         if stopped_at is not None and time.monotonic() - stopped_at >= STOP_GRACE_SECONDS:
             held.interrupt()
 
-    async def _tell_timeout(self, held: RunningTask) -> None:
-        late = timed_out(held, held.stack(), random.random())  # noqa: S311
+    def _warn_of_timeout(self, held: RunningTask) -> None:
+        task, place = held.task, place_of_thread(held.thread)
+        message = f"still runs in {place}, beyond its timeout of {task.timeout_seconds:g} s"
+        held.call.warn(message)
+        log.warning("run %s, node %s: %s", task.run_id, task.node_id, message)
+
+    async def _tell_timeout(self, held: RunningTask, late: Fail) -> None:
         log_failure(held.task, late.error)
+        if held.log is not None and (chunks := held.log.drain()):
+            (await self._ready()).task_source.log(chunks)
         await (await self._ready()).task_source.report([late])
 
     async def _hand_back(self, held: RunningTask) -> None:
@@ -457,3 +492,16 @@ class LeaseThread:
         if not self._progress:
             self._loop.call_later(PROGRESS_SECONDS, lambda: self._spawn(self.flush()))
         self._progress[progress.run_id, progress.node] = progress
+
+    def _note_lines(self, log: HandlerLog) -> None:
+        if not self._logs:
+            self._loop.call_later(LOG_SECONDS, self._hand_in)
+        self._logs[log] = None
+
+    def _hand_in(self) -> None:
+        if self._duties is None:  # not open yet
+            self._loop.call_later(LOG_SECONDS, self._hand_in)
+            return
+        logs, self._logs = list(self._logs), {}
+        if chunks := [chunk for one in logs for chunk in one.drain()]:
+            self._duties.task_source.log(chunks)

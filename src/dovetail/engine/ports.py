@@ -479,11 +479,33 @@ class TaskSource(Protocol):
         ...
 
 
+class HandlerLog(Protocol):
+    """The log of an attempt, as far as it is not handed in."""
+
+    @property
+    def is_closed(self) -> bool:
+        """The attempt has ended."""
+        ...
+
+    @property
+    def is_waiting(self) -> bool:
+        """The beginning of a line waits for its end."""
+        ...
+
+    def drain(self) -> Sequence[LogChunk]:
+        """Lines that were not drained yet; of an ended attempt with the last line's beginning."""
+        ...
+
+
 class Call(Protocol):
     """One invocation of a handler, ready to go."""
 
     @property
     def is_async(self) -> bool: ...
+    @property
+    def is_logged(self) -> bool:
+        """`begin` has to be called in the context of the handler, to set whose log it is."""
+        ...
 
     def begin(self, task: Task) -> Any:
         """A coroutine if `is_async`; else the work itself, to be done in a thread."""
@@ -493,8 +515,17 @@ class Call(Protocol):
         """Ask the handler to stop, if it checks for that."""
         ...
 
+    def warn(self, message: str) -> None:
+        """Add a line of the worker to the log of the attempt."""
+        ...
+
+    def end_log(self) -> None:
+        """The attempt has ended: what is written later is not part of its log."""
+        ...
+
     def seal(self, task: Task, output: Any) -> Any:
-        """What is stored of an output. Raises `PermanentError` for one that cannot be."""
+        """What is stored of an output; ends the log. Raises `PermanentError` for one that cannot
+        be stored."""
         ...
 
     def caching(self, task: Task) -> Caching | None:
@@ -503,18 +534,22 @@ class Call(Protocol):
         ...
 
     def describe(self, error: BaseException) -> dict[str, Any]:
-        """What is stored of an error: `type`, `message` and, where known, `where`."""
+        """What is stored of an error: `type`, `message` and, where known, `where` and
+        `traceback`. Ends the log."""
         ...
 
 
 Report = Callable[[Task, float, str], None]
+OnLines = Callable[[HandlerLog], None]
 
 
 class Calls(Protocol):
     """Makes calls of tasks: finds the handler, checks its config, builds its context."""
 
-    def open(self, task: Task, report: Report) -> Call:
+    def open(self, task: Task, report: Report, on_lines: OnLines) -> Call:
         """Make the call; `report` is for its progress, from whichever thread.
+
+        `on_lines` is called from any thread when its log has lines, once until they are drained.
 
         Raises `PermanentError` or `TemplateError` if the task can never be run.
         """

@@ -13,6 +13,7 @@ exits, so a handler stuck in a `sleep` would hold up Ctrl-C.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
 import math
@@ -31,11 +32,13 @@ from typing import Any
 from dovetail.core.effects import new_tuple
 from dovetail.core.errors import DovetailError, PermanentError, RetryableError, TemplateError
 from dovetail.core.events import LATE, Token
+from dovetail.core.node_logs import LogChunk
 from dovetail.core.retry import MAX_RETRY_AFTER_SECONDS
 from dovetail.core.transitions import Complete, Fail, Progress, Stop
 from dovetail.engine.clock import Clock
-from dovetail.engine.ports import Call, Calls, Result, Task, TaskSource
+from dovetail.engine.ports import Call, Calls, HandlerLog, Result, Task, TaskSource
 from dovetail.engine.stacks import stack_of_coroutine, stack_of_thread
+from dovetail.engine.watchdog import WATCHDOG, place_of_thread
 
 attempts_log = logging.getLogger("dovetail.attempts")
 """Failed attempts. A program that has not set up its logging does not see them."""
@@ -119,18 +122,38 @@ STOP_GRACE_SECONDS = 1.0
 MAX_UNMET = 1000
 PROGRESS_SECONDS = 0.05
 """The shortest time between two progress reports of a node: only people read them."""
+LOG_SECONDS = 0.5
+"""How long lines of a log wait to be handed in, unless a result comes first."""
+TICK_SECONDS = 0.1
+"""How often a loop with handlers that wait notes the time. A longer pause is a blocked loop."""
+BLOCK_SECONDS = TICK_SECONDS / 2
+log = logging.getLogger("dovetail.worker")
 
 
 class _Running:
     """A handler that waits for something."""
 
-    __slots__ = ("call", "detached", "task", "thread", "timer", "waiter", "work")
+    __slots__ = (
+        "blocked_before",
+        "blocks",
+        "call",
+        "detached",
+        "task",
+        "thread",
+        "timer",
+        "waiter",
+        "work",
+    )
     timer: asyncio.TimerHandle
     waiter: asyncio.Task[Any]
 
-    def __init__(self, task: Task, call: Call) -> None:
+    def __init__(self, task: Task, call: Call, blocked_before: float, blocks: float) -> None:
         self.task = task
         self.call = call
+        self.blocked_before = blocked_before
+        """For how long the loop had been blocked when this began, or got more time."""
+        self.blocks = blocks
+        """For how long it has blocked the loop itself since."""
         self.detached = False
         """It ran out of time or was stopped: what it does from now on counts no more."""
         self.work: Coroutine[Any, Any, Any] | None = None
@@ -176,6 +199,20 @@ class Worker:
         self._leader: asyncio.Task[None] | None = None
         self._driven: Task | None = None
         """The start that the leader drives, or drove last."""
+        self._driven_call: Call | None = None
+        self._logs: dict[HandlerLog, None] = {}
+        """Logs with lines that are not handed in."""
+        self._logs_are_due = False
+        # Of no handler: what follows from a line of one must not be taken for the handler's.
+        self._context = copy_context()
+        self._blocked = 0.0
+        """For how long the loop was blocked while handlers waited, in seconds, all in all."""
+        self._ticked_at = 0.0
+        self._ticks = False
+        self.is_watched = False
+        self._blocking: tuple[Task, float] | None = None
+        """The start that the watchdog found at the loop, and since when."""
+        self._warned_of: Task | None = None
         self._unmet: set[tuple[str, str, Token]] = set()
         """Starts that were stopped and are not here. Each is named once, so none is stopped that
         should not be."""
@@ -212,6 +249,7 @@ class Worker:
         while self._reporting:
             await asyncio.wait(self._reporting)
             await self._flush()
+        self._hand_in()
         if give_back is not None:
             await give_back(self.holding())
 
@@ -228,6 +266,8 @@ class Worker:
         await asyncio.sleep(0)  # enough for nearly every one of them
         if left := [task for task in self._tasks if not task.done()]:
             await asyncio.wait(left, timeout=STOP_GRACE_SECONDS)
+        self._hand_in()
+        WATCHDOG.forget(self)
         if self._threads is not None:
             self._threads.close()
 
@@ -259,42 +299,53 @@ class Worker:
         me = asyncio.current_task()
         assert me is not None  # noqa: S101
         now, claimed = time.monotonic, self._claimed
-        open_call, report = self._calls.open, self._report
-        pause_at = now() + LEAD_SECONDS
+        open_call, report, on_lines = self._calls.open, self._report, self._has_lines
+        at = now()
+        pause_at = at + LEAD_SECONDS
         while True:
             if not claimed:
                 self._driven = None
                 await self._refill()
-            if now() > pause_at:
+                at = now()
+            if at > pause_at:
                 await asyncio.sleep(0)
-                pause_at = now() + LEAD_SECONDS
+                at = now()
+                pause_at = at + LEAD_SECONDS
                 continue  # what was claimed may have been stopped meanwhile
             self._driven = task = claimed.popleft()
             try:
-                call = open_call(task, report)
+                self._driven_call = call = open_call(task, report, on_lines)
             except DovetailError as problem:
                 self._settle(self._failure(task, problem, refusal(problem)))
+                at = now()
                 continue
             if not call.is_async:
                 # Entered before its task has begun: a stop may come in between.
-                running = self._enter(task, call)
+                running = self._enter(task, call, 0.0)
                 running.waiter = self._spawn(self._stay(running))
+                at = now()
                 continue
             context = copy_context()
             held = getrefcount(me)
             try:
-                work = call.begin(task)
+                work = context.run(call.begin, task) if call.is_logged else call.begin(task)
                 waits_for = context.run(work.send, None)
             except StopIteration as returned:
-                self._succeed(task, call, returned.value)
+                began, at = at, now()
+                # The first comparison alone for nearly every node.
+                if at > pause_at and at - began > task.timeout_seconds:
+                    self._refuse_late(task, call)
+                else:
+                    self._succeed(task, call, returned.value)
             except BaseException as error:
                 self._fail(task, call, error)
+                at = now()
                 del error
             else:
-                running = self._enter(task, call)
+                running = self._enter(task, call, now() - at)
                 running.waiter, running.work = me, work
                 self._promote()
-                await self._stay(running, _resume(work, context, waits_for))
+                await self._stay(running, _resume(work, context, waits_for, running))
                 return
             if me.cancelling() or getrefcount(me) != held:
                 # The handler cancelled the task it ran in, or kept it to do so later: the next
@@ -309,6 +360,8 @@ class Worker:
                 await self._flush()
             elif self._results:  # the same, shorter: this is every node of a chain
                 results, self._results = self._results, []
+                if self._logs:
+                    self._hand_in(ended=True)
                 try:
                     await self._task_source.report(results)
                 except asyncio.CancelledError:  # by a drain, which reports what is left
@@ -321,6 +374,8 @@ class Worker:
                     tasks = [task for task in tasks if _order(task) not in self._unmet]
                 self._busy += len(tasks)
                 self._claimed.extend(tasks)
+                if not self.is_watched:
+                    WATCHDOG.watch(self)
             else:
                 self._slot_freed.clear()
                 await self._slot_freed.wait()
@@ -337,6 +392,12 @@ class Worker:
         else:
             if running.detached:
                 self._note_late(task)
+            elif (
+                running.blocks
+                and self._loop.time() >= running.timer.when()
+                and not self._spare(running)
+            ):
+                self._refuse_late(task, call)
             else:
                 self._succeed(task, call, output)
         if not running.detached:
@@ -370,27 +431,114 @@ class Worker:
             self._note_late(task)
             self._spawn(self._flush())
 
-    def _enter(self, task: Task, call: Call) -> _Running:
-        running = _Running(task, call)
-        running.timer = self._loop.call_later(task.timeout_seconds, self._expire, running)
+    def _refuse_late(self, task: Task, call: Call) -> None:
+        """It returned after its timeout, and blocked the loop until then."""
+        if self._warned_of is not task:
+            call.warn(f"kept the event loop {_beyond(task)}, so it fails. {BELONGS}")
+        self._settle(self._failure(task, *timeout(task, call, None)))
+        self._note_late(task)
+
+    def _enter(self, task: Task, call: Call, spent: float) -> _Running:
+        """`spent` is how long it has had the loop already."""
+        blocks = spent if spent > BLOCK_SECONDS else 0.0
+        running = _Running(task, call, self._blocked, blocks)
+        running.timer = self._loop.call_later(task.timeout_seconds - spent, self._expire, running)
         self._running[running] = None
+        if not self._ticks:
+            self._ticks = True
+            self._ticked_at = time.monotonic()
+            self._loop.call_later(TICK_SECONDS, self._tick)
         return running
+
+    # ── a loop that was blocked ──────────────────────────────────────────────────────────
+
+    def _tick(self) -> None:
+        self._measure()
+        self._ticks = bool(self._running)
+        if self._ticks:
+            self._loop.call_later(TICK_SECONDS, self._tick)
+
+    def _measure(self) -> None:
+        now = time.monotonic()
+        passed = now - self._ticked_at
+        if self._ticks and passed > TICK_SECONDS + BLOCK_SECONDS:
+            self._blocked += passed
+        self._ticked_at = now
+
+    def _spare(self, running: _Running) -> bool:
+        """Give a handler the time back that others have blocked the loop; False if that is over."""
+        self._measure()
+        lost = self._blocked - running.blocked_before - running.blocks
+        running.blocked_before, running.blocks = self._blocked, 0.0
+        at = running.timer.when() + lost
+        if lost <= TICK_SECONDS or at <= self._loop.time():
+            return False
+        running.timer.cancel()
+        running.timer = self._loop.call_at(at, self._expire, running)
+        return True
+
+    @property
+    def is_busy(self) -> bool:
+        return self._busy > 0
+
+    def look(self, now: float) -> None:
+        """Warn of a handler that blocks the loop beyond its timeout; called by the watchdog."""
+        task, call, deadline = self._at_the_loop()
+        if task is None or call is None:
+            self._blocking = None
+            return
+        if self._blocking is None or self._blocking[0] is not task:
+            self._blocking = (task, now)
+        since = self._blocking[1]
+        if deadline is None:  # it is driven by the leader, and has never waited
+            is_over = now - since > task.timeout_seconds
+        else:
+            is_blocked = now - max(since, self._ticked_at) > 2 * TICK_SECONDS
+            is_over = is_blocked and self._loop.time() > deadline
+        if is_over and self._warned_of is not task:
+            self._warned_of = task
+            place = place_of_thread(self._loop_thread)
+            message = f"blocks the event loop in {place}, {_beyond(task)}: it fails when it returns"
+            call.warn(f"{message}. {BELONGS}")
+            log.warning("run %s, node %s: %s. %s", task.run_id, task.node_id, message, BELONGS)
+
+    def _at_the_loop(self) -> tuple[Task | None, Call | None, float | None]:
+        """Whose handler has the loop, and its deadline if it has waited before."""
+        current = asyncio.current_task(self._loop)
+        if current is not None:
+            for running in list(self._running):
+                if getattr(running, "waiter", None) is current:
+                    return running.task, running.call, running.timer.when()
+            if current is self._leader:
+                return self._driven, self._driven_call, None
+        return None, None, None
 
     def _detach(self, running: _Running) -> None:
         """Stop a handler, and do not wait for it any longer."""
         running.detached = True
         running.timer.cancel()
         del self._running[running]
+        running.call.end_log()
         running.call.cancel()
         running.waiter.cancel()
 
     def _expire(self, running: _Running) -> None:
+        if self._spare(running):
+            return
+        task, call = running.task, running.call
+        if running.thread is not None:
+            self._warn_of_thread(task, call, running.thread)
         stack = stack_of_coroutine(running.work)
         stack = stack or stack_of_thread(running.thread, _begin_here.__code__)
-        error, described = timeout(running.task, running.call, stack)
+        error, described = timeout(task, call, stack)
         self._detach(running)
-        self._settle(self._failure(running.task, error, described))
+        self._settle(self._failure(task, error, described))
         self._spawn(self._flush())
+
+    def _warn_of_thread(self, task: Task, call: Call, thread: int) -> None:
+        message = f"still runs in its thread, {place_of_thread(thread)}, {_beyond(task)}"
+        call.warn(f"{message}. {CHECK_CANCELLED}")
+        log.warning("run %s, node %s: %s", task.run_id, task.node_id, message)
 
     def holding(self) -> list[Task]:
         """Every start that is claimed and not done with."""
@@ -398,13 +546,7 @@ class Worker:
 
     def blocker(self) -> Task | None:
         """The start whose handler has the event loop just now; asked from another thread."""
-        current = asyncio.current_task(self._loop)
-        if current is None:
-            return None
-        for running in list(self._running):
-            if getattr(running, "waiter", None) is current:
-                return running.task
-        return self._driven if current is self._leader else None
+        return self._at_the_loop()[0]
 
     def stop(self, order: Stop) -> None:
         """Stop this start of this node, wherever it is. Its result would be refused anyway."""
@@ -473,6 +615,8 @@ class Worker:
                     if progress:
                         await self._task_source.report(progress)
             if results:
+                if self._logs:
+                    self._hand_in(ended=True)
                 await self._task_source.report(results)
         except asyncio.CancelledError:  # as above
             self._results[:0] = results
@@ -490,8 +634,51 @@ class Worker:
 
     def _note(self, move: Progress) -> None:
         if not self._progress:
-            self._loop.call_later(PROGRESS_SECONDS, lambda: self._spawn(self._flush()))
+            self._loop.call_later(
+                PROGRESS_SECONDS, lambda: self._spawn(self._flush()), context=self._context
+            )
         self._progress[move.run_id, move.node] = move
+
+    # ── logs ─────────────────────────────────────────────────────────────────────────────
+
+    def _has_lines(self, log: HandlerLog) -> None:
+        """A log has lines; called in the handler's own thread, whichever that is."""
+        if threading.get_ident() == self._loop_thread:
+            self._note_lines(log)
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop is gone
+                self._loop.call_soon_threadsafe(self._note_lines, log, context=self._context)
+
+    def _note_lines(self, log: HandlerLog) -> None:
+        self._logs[log] = None
+        if not self._logs_are_due:
+            self._logs_are_due = True
+            self._loop.call_later(LOG_SECONDS, self._hand_in_due, context=self._context)
+
+    def _hand_in_due(self) -> None:
+        self._logs_are_due = False
+        self._hand_in()
+
+    def _hand_in(self, *, ended: bool = False) -> None:
+        """Hand in what was logged; with `ended` only of attempts that have ended."""
+        chunks: list[LogChunk] = []
+        for one in list(self._logs):
+            if one.is_closed or not ended:
+                chunks += one.drain()
+                if one.is_closed or not one.is_waiting:
+                    del self._logs[one]
+        if chunks:
+            self._task_source.log(chunks)
+
+
+BELONGS = "A handler that blocks belongs into a plain `def`"
+CHECK_CANCELLED = (
+    "A thread cannot be stopped: the handler itself has to check ctx.cancelled.is_set()"
+)
+
+
+def _beyond(task: Task) -> str:
+    return f"beyond its timeout of {task.timeout_seconds:g} s"
 
 
 def _begin_here(running: _Running) -> Any:
@@ -583,9 +770,10 @@ def _seconds(error: BaseException, name: str) -> float | None:
 
 @coroutine
 def _resume(
-    work: Coroutine[Any, Any, Any], context: Context, waits_for: Any
+    work: Coroutine[Any, Any, Any], context: Context, waits_for: Any, running: _Running
 ) -> Generator[Any, Any, Any]:
     """Drive a coroutine that was started elsewhere, always in its own context."""
+    now = time.monotonic
     while True:
         try:
             value = yield waits_for
@@ -597,7 +785,12 @@ def _resume(
             value = error
         else:
             go = work.send
+        began = now()
         try:
             waits_for = context.run(go, value)
         except StopIteration as returned:
+            if (spent := now() - began) > BLOCK_SECONDS:
+                running.blocks += spent
             return returned.value
+        if (spent := now() - began) > BLOCK_SECONDS:
+            running.blocks += spent

@@ -29,15 +29,17 @@ from dovetail.core.caching import (
     names_digest,
     secrets_digest,
 )
+from dovetail.core.conversion import encode_output
 from dovetail.core.effects import COMPLETED
 from dovetail.core.errors import DovetailError, PermanentError, RetryableError, SecretInKey
 from dovetail.core.outputs import INLINE_BYTES, MAX_INPUT_BYTES, SETTING, check_room
 from dovetail.core.redaction import Redactor
 from dovetail.core.templates import MAX_CONFIG_SIZE, render_deferred, secrets_read
-from dovetail.core.values import MAX_BYTES, NotJson, encode
-from dovetail.engine.ports import Report, Task
-from dovetail.handlers.context import Context, TrackedContext
+from dovetail.core.values import MAX_BYTES, NotJson
+from dovetail.engine.ports import OnLines, Report, Task
+from dovetail.handlers.context import Context, TrackedContext, unread
 from dovetail.handlers.failure import describe
+from dovetail.handlers.log_capture import CURRENT, ENDED, NO_LOG, WORKER_LOGGER, LogRules
 from dovetail.handlers.registry import Handler, Registry
 
 # ── inputs ───────────────────────────────────────────────────────────────────────────────
@@ -327,9 +329,11 @@ class RegistryCalls:
         max_input_bytes: int = MAX_INPUT_BYTES,
         outputs_as_text: bool = False,
         elsewhere: Callable[[Task], OutputSource] | None = None,
+        log_rules: LogRules = NO_LOG,
     ) -> None:
         """`sensitive` are values beside the secrets that are redacted, such as the API's tokens.
-        `elsewhere` gives the source of inputs that are not in a task.
+        `elsewhere` gives the source of inputs that are not in a task. With `log_rules` attempts
+        have logs.
 
         With `outputs_as_text` an output may be JSON text, for a caller that only stores it.
         """
@@ -339,10 +343,11 @@ class RegistryCalls:
         self._max_output_bytes = max_output_bytes
         self._budget = InputBudget(max_input_bytes)
         self._elsewhere = elsewhere
+        self._log_rules = log_rules
         self._redactor = Redactor({**self._secrets, **(sensitive or {})})
         self._outputs_as_text = outputs_as_text and not self._redactor
 
-    def open(self, task: Task, report: Report) -> HandlerCall:
+    def open(self, task: Task, report: Report, on_lines: OnLines = unread) -> HandlerCall:
         try:
             handler = self._registry.get(task.handler)
             config = task.config
@@ -363,14 +368,12 @@ class RegistryCalls:
             # Not retried: the same definition would fail again on this worker.
             described = describe(problem, self._redactor.redact_shown)
             message = f"node '{task.node_id}': {described['message']}"
-            raise PermanentError(message, type=described["type"]) from None
+            raise _refusal(message, described["type"], described) from None
         except BaseException as problem:  # the handler's own validator is broken
             described = describe(problem, self._redactor.redact_shown)
             message = f"node '{task.node_id}': its config could not be checked: "
             message += f"{described['type']}: {described['message']}"
-            refusal = PermanentError(message, type="invalid_config")
-            refusal.details = {n: described[n] for n in ("where", "traceback") if n in described}
-            raise refusal from None
+            raise _refusal(message, "invalid_config", described) from None
         reads = None if task.cache is None else self._reads(task, handler)
         context = (Context if reads is None else TrackedContext)(
             run_id=task.run_id,
@@ -384,6 +387,8 @@ class RegistryCalls:
             report_progress=partial(report, task),
             redactor=self._redactor,
             seen=None if reads is None else reads.saw,
+            log_rules=self._log_rules,
+            on_lines=on_lines,
         )
         if isinstance(context, TrackedContext) and reads is not None:
             context.on_decided = reads.decide_by_config
@@ -409,6 +414,13 @@ class RegistryCalls:
         if reads is None:
             return inputs_of(task, self._elsewhere, self._budget, None, None)
         return inputs_of(task, self._elsewhere, self._budget, reads.saw_input, reads.saw_names)
+
+
+def _refusal(message: str, kind: str, described: dict[str, Any]) -> PermanentError:
+    """The error of a call that cannot be opened, because of the error that is described."""
+    refusal = PermanentError(message, type=kind)
+    refusal.details = {n: described[n] for n in ("where", "traceback") if n in described}
+    return refusal
 
 
 class Reads:
@@ -474,6 +486,7 @@ class HandlerCall:
         "_reads",
         "_redactor",
         "is_async",
+        "is_logged",
     )
 
     def __init__(
@@ -494,17 +507,31 @@ class HandlerCall:
         self._as_text = as_text
         self._reads = reads
         self.is_async = handler.is_async
+        self.is_logged = context.log_rules is not NO_LOG
 
     def begin(self, task: Task) -> Any:
+        if self.is_logged:
+            CURRENT.set(self._context)
         return self._handler.fn(self._config, self._context)
 
     def cancel(self) -> None:
         self._context.cancel()
 
+    def warn(self, message: str) -> None:
+        if (log := self._context.lines()) is not None:
+            log.add("WARNING", WORKER_LOGGER, message)
+
+    def end_log(self) -> None:
+        self._context.end_log()
+
     def seal(self, task: Task, output: Any) -> Any:
         """A JSON copy, so that the handler cannot change it any more."""
+        if self._context._lines is None:  # as `end_log`, without the call: every node comes here
+            self._context._lines = ENDED
+        else:
+            self._context.end_log()
         try:
-            text = encode(output, max_bytes=self._max_output_bytes)
+            text = encode_output(output, max_bytes=self._max_output_bytes)
         except NotJson as problem:
             kind = "too_large" if problem.code == "too_large" else "invalid_output"
             message = self._redactor.redact_shown(problem.of_output())
@@ -530,4 +557,5 @@ class HandlerCall:
         return task.cache._replace(facts=self._reads.facts)
 
     def describe(self, error: BaseException) -> dict[str, Any]:
+        self._context.end_log()
         return describe(error, self._redactor.redact_shown)

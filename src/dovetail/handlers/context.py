@@ -12,12 +12,24 @@ import logging
 import threading
 import traceback
 from collections.abc import Callable, Mapping, MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from dovetail.core.caching import PARAMS, SECRETS
+from dovetail.core.log_buffer import Attempt
 from dovetail.core.redaction import Redactor
+from dovetail.handlers.log_capture import (
+    CURRENT,
+    ENDED,
+    HANDLER_LOGGER,
+    NO_LOG,
+    AttemptLog,
+    LogRules,
+)
+
+if TYPE_CHECKING:  # an application that names `Context` need not load the engine
+    from dovetail.engine.ports import HandlerLog, OnLines
 
 Report = Callable[[float, str], None]
 
@@ -29,10 +41,16 @@ _NO_SECRETS: Mapping[str, str] = {}
 # Guards the making and setting of cancel events: a handler in a thread may ask for the event while
 # the loop sets it.
 _CANCEL = threading.Lock()
+_MAKING = threading.Lock()
+"""Of a log, by whichever thread of the handler writes first."""
 
 
 def _unheard(fraction: float, message: str) -> None:
     """Ignores progress."""
+
+
+def unread(log: HandlerLog) -> None:
+    """Ignores lines."""
 
 
 class Context:
@@ -44,13 +62,16 @@ class Context:
         "_given_inputs",
         "_given_params",
         "_inputs",
+        "_lines",
         "_log",
+        "_on_lines",
         "_params",
         "_redactor",
         "_report",
         "_seen",
         "attempt",
         "epoch",
+        "log_rules",
         "node_id",
         "run_id",
         "secret_names",
@@ -71,9 +92,12 @@ class Context:
         report_progress: Report = _unheard,
         redactor: Redactor | None = None,
         seen: Callable[[str, Any], None] | None = None,
+        log_rules: LogRules = NO_LOG,
+        on_lines: OnLines = unread,
     ) -> None:
         """`report_progress` is called in the handler's own thread.
 
+        With `log_rules` the attempt has a log; `on_lines` is called when it has lines.
         `secret_names` are the secrets in the node's config. With `redactor` none is made from
         `secrets` for each node. `seen` is called once if the handler reads `params`.
         """
@@ -90,6 +114,9 @@ class Context:
         self._redactor = redactor
         self._seen = seen
         self._log: logging.LoggerAdapter[logging.Logger] | None = None
+        self.log_rules = log_rules
+        self._on_lines = on_lines
+        self._lines: AttemptLog | None = None
         self._event: asyncio.Event | None = None
         self._cancelled = False
 
@@ -124,8 +151,29 @@ class Context:
         """A standard logger that adds run, node and attempt, and masks secrets."""
         if self._log is None:
             names = {"run_id": self.run_id, "node_id": self.node_id, "attempt": self.attempt}
-            self._log = _NodeLog(logging.getLogger("dovetail.handler"), names, self._redaction())
+            logger = logging.getLogger(HANDLER_LOGGER)
+            self._log = _NodeLog(logger, names, self._redaction(), self.lines())
         return self._log
+
+    def lines(self) -> AttemptLog | None:
+        """The log of this attempt, made on first use; None if there is none, or it has ended."""
+        if self._lines is None:
+            if self.log_rules is NO_LOG:
+                return None
+            with _MAKING:
+                if self._lines is None:
+                    attempt = Attempt(self.run_id, self.node_id, self.epoch, self.attempt)
+                    self._lines = AttemptLog(
+                        attempt, self._redaction(), self.log_rules, self._on_lines
+                    )
+        return self._lines.lines()
+
+    def end_log(self) -> None:
+        """The attempt has ended: later lines are not part of its log."""
+        if self._lines is None:
+            self._lines = ENDED
+        else:
+            self._lines.close()
 
     def progress(self, fraction: float, message: str = "") -> None:
         """Report how far the work is, from 0 to 1; other values are cut to that range."""
@@ -205,9 +253,16 @@ class TrackedContext(Context):
 class _NodeLog(logging.LoggerAdapter[logging.Logger]):
     """Adds the node's ids to each record and masks secrets."""
 
-    def __init__(self, logger: logging.Logger, names: dict[str, Any], redactor: Redactor) -> None:
+    def __init__(
+        self,
+        logger: logging.Logger,
+        names: dict[str, Any],
+        redactor: Redactor,
+        lines: AttemptLog | None,
+    ) -> None:
         super().__init__(logger, names)
         self._redactor = redactor
+        self._lines = lines
 
     def process(
         self, msg: Any, kwargs: MutableMapping[str, Any]
@@ -216,9 +271,19 @@ class _NodeLog(logging.LoggerAdapter[logging.Logger]):
         return msg, kwargs
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 2
+        if self._lines is None:
+            self._write(level, msg, args, kwargs)
+            return
+        token = CURRENT.set(self._lines)  # its own, in whichever thread
+        try:
+            self._write(level, msg, args, kwargs)
+        finally:
+            CURRENT.reset(token)
+
+    def _write(self, level: int, msg: object, args: Any, kwargs: dict[str, Any]) -> None:
         if not self.isEnabledFor(level):
             return
-        kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1
         if self._redactor:
             msg, args = self._redactor.redact_shown(_formatted(msg, args)), ()
             if error := kwargs.pop("exc_info", None):

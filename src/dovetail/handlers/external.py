@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import orjson
 from pydantic import (
@@ -143,6 +143,22 @@ Parameter = Annotated[
 Method = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
 
+_METHOD_NAMES = get_args(Method)
+# In any case: the handler writes it in upper case.
+_METHODS = {
+    "anyOf": [
+        {"enum": [*_METHOD_NAMES]},
+        {
+            "type": "string",
+            "pattern": "|".join(
+                f"^{''.join(f'[{letter}{letter.lower()}]' for letter in name)}$"
+                for name in _METHOD_NAMES
+            ),
+        },
+    ]
+}
+
+
 def _upper(value: object) -> object:
     return value.upper() if isinstance(value, str) else value
 
@@ -153,7 +169,7 @@ class ExternalConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     url: str = Field(description="http://, https://, or mock:// for an offline echo")
-    method: Annotated[Method, BeforeValidator(_upper)] = "GET"
+    method: Annotated[Method, BeforeValidator(_upper), WithJsonSchema(_METHODS)] = "GET"
     headers: dict[str, Scalar] = Field(
         default={}, description="sent beside our own; may have secrets"
     )

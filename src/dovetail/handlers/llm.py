@@ -14,10 +14,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from ipaddress import ip_network
 from math import ceil, floor
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import orjson
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    model_validator,
+)
 
 from dovetail.config import Settings, load_settings
 from dovetail.core.errors import PermanentError
@@ -251,12 +258,15 @@ class Message(BaseModel):
     content: str | list[dict[str, Any]] | None = None
 
 
+FormatType = Literal["text", "json_object", "json_schema"]
+
+
 class ResponseFormat(BaseModel):
     """What kind of text to answer with."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: FormatType
     json_schema: dict[str, Any] | None = None
 
     @model_validator(mode="after")
@@ -264,6 +274,22 @@ class ResponseFormat(BaseModel):
         if (self.type == "json_schema") != (self.json_schema is not None):
             raise ValueError("json_schema goes with type json_schema, and only with it")
         return self
+
+
+_FORMAT_TYPES: dict[str, Any] = {"enum": [*get_args(FormatType)]}
+# A text is the type alone.
+_FORMAT: dict[str, Any] = {
+    "anyOf": [
+        _FORMAT_TYPES,
+        {
+            "type": "object",
+            "properties": {"type": _FORMAT_TYPES, "json_schema": {"type": ["object", "null"]}},
+            "required": ["type"],
+            "additionalProperties": False,
+        },
+        {"type": "null"},
+    ]
+}
 
 
 class LlmConfig(BaseModel):
@@ -280,9 +306,9 @@ class LlmConfig(BaseModel):
     model: str | None = Field(default=None, description="instead of DOVETAIL_LLM_MODEL")
     temperature: float | None = Field(default=None, ge=0, le=2, allow_inf_nan=False)
     max_tokens: int | None = Field(default=None, ge=1)
-    response_format: Annotated[ResponseFormat | None, BeforeValidator(_as_format)] = Field(
-        default=None, description="text, json_object, or json_schema with its schema"
-    )
+    response_format: Annotated[
+        ResponseFormat | None, BeforeValidator(_as_format), WithJsonSchema(_FORMAT)
+    ] = Field(default=None, description="text, json_object, or json_schema with its schema")
 
     @model_validator(mode="after")
     def _one_question(self) -> LlmConfig:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints, overload
 
 from dovetail.core.errors import DovetailError, NotFound, PermanentError
 from dovetail.core.redaction import SecretFields
+from dovetail.handlers.config_schema import is_announced, schema_of
 from dovetail.handlers.context import Context
 
 if TYPE_CHECKING:
@@ -237,13 +238,23 @@ class Handler:
 
     def announcement(self) -> dict[str, Any]:
         """What other processes know of it: a handler of `GET /workers`."""
-        fields = self.secrets
+        fields, schema = self.secrets, self.checkable_schema()
         return {
             "name": self.name,
             "max_retries": self.max_retries,
             "secrets": fields if isinstance(fields, bool) else sorted(fields),
             "version": self.version,
+            "config_schema": schema if schema is not None and is_announced(schema) else None,
         }
+
+    def checkable_schema(self) -> dict[str, Any] | None:
+        """What is known beforehand of the configs that it refuses; None if that is nothing."""
+        if self.config_model is None:
+            return None
+        try:
+            return schema_of(self.config_model)
+        except Exception:  # a model that is not complete, or of a later pydantic
+            return None
 
     def config_schema(self) -> dict[str, Any] | None:
         """The JSON Schema of the config, if the handler declares a model."""
@@ -436,6 +447,16 @@ class Registry:
             for name, known in self.items()
             if not isinstance(known.secrets, bool) or known.secrets
         }
+
+    def config_schema(self, name: str) -> dict[str, Any] | None:
+        """What is known beforehand of the configs that this handler refuses."""
+        found = self._find(name)
+        return None if found is None else found.checkable_schema()
+
+    def announced_schemas(self) -> dict[str, dict[str, Any]]:
+        """Name and alias → `config_schema`, without those that are too large to be announced."""
+        found = {name: known.checkable_schema() for name, known in self.items()}
+        return {name: schema for name, schema in found.items() if schema and is_announced(schema)}
 
     def later_versions(self) -> dict[str, int]:
         """Name and alias → the handler's `version`, for versions above 1."""

@@ -120,7 +120,8 @@ Record = MutableMapping[str, Any]
 def show_logs(settings: Settings, *, names: bool = False) -> None:
     """Log handlers and Dovetail from INFO on, all other loggers from WARNING on.
 
-    With `names` a line for people also names its run: a service works on many.
+    With `names` a line for people also has its time and names its run: a service works on many, and
+    its lines are read later.
     """
     root = logging.getLogger()
     for handler in list(root.handlers):
@@ -219,7 +220,12 @@ def _for_people(logger: Any, method: str, event: Record) -> str:
 def _with_names(logger: Any, method: str, event: Record) -> str:
     first, *blocks = _for_people(logger, method, event).split("\n")
     names = [f"{name}={event[name]}" for name in event if name not in NOT_FOR_PEOPLE]
-    return "\n".join([" ".join([first, *names]), *blocks])
+    return "\n".join([" ".join([_time_for_people(event["time"]), first, *names]), *blocks])
+
+
+def _time_for_people(time: str) -> str:
+    """`2026-11-16T08:00:00.123Z`."""
+    return f"{time[:23] if '.' in time else time[:19] + '.000'}Z"
 
 
 def _blocks(event: Record) -> list[str]:

@@ -44,7 +44,7 @@ from dovetail.core.dag import Graph
 from dovetail.core.events import RUN_ENDS, Event
 from dovetail.core.transitions import Stop
 from dovetail.engine.listener import CallersOf
-from dovetail.engine.ports import Call, Calls, Report, Sender, Task
+from dovetail.engine.ports import Call, Calls, OnLines, Report, Sender, Task
 from dovetail.telemetry import NO_ROUTE, route_of
 
 FLUSH_SECONDS = 2.0
@@ -234,8 +234,8 @@ class TracedCalls:
         self._calls = calls
         self._caller_of = caller_of
 
-    def open(self, task: Task, report: Report) -> Call:
-        call = self._calls.open(task, report)
+    def open(self, task: Task, report: Report, on_lines: OnLines) -> Call:
+        call = self._calls.open(task, report, on_lines)
         above = None
         if self._caller_of is None:
             above = read(task.trace)
@@ -248,13 +248,14 @@ class TracedCalls:
 
 
 class _TracedCall:
-    __slots__ = ("_above", "_call", "_tracing", "is_async")
+    __slots__ = ("_above", "_call", "_tracing", "is_async", "is_logged")
 
     def __init__(self, tracing: Tracing, call: Call, above: SpanContext) -> None:
         self._tracing = tracing
         self._call = call
         self._above = above
         self.is_async = call.is_async
+        self.is_logged = call.is_logged
 
     def begin(self, task: Task) -> Any:
         if self.is_async:
@@ -293,6 +294,12 @@ class _TracedCall:
 
     def cancel(self) -> None:
         self._call.cancel()
+
+    def warn(self, message: str) -> None:
+        self._call.warn(message)
+
+    def end_log(self) -> None:
+        self._call.end_log()
 
     def seal(self, task: Task, output: Any) -> Any:
         return self._call.seal(task, output)

@@ -52,6 +52,7 @@ from dovetail.engine.listener import Listener
 from dovetail.engine.ports import Result, Task
 from dovetail.engine.supervisor import supervise
 from dovetail.handlers.builtin import load_registry
+from dovetail.handlers.log_capture import capture_for_good
 from dovetail.handlers.registry import Registry
 from dovetail.redis_client.pipelined import Command, PipelinedRedis, RedisUnreachable
 from dovetail.redis_client.sync import SyncRedis, done
@@ -65,6 +66,7 @@ from dovetail.stores.redis.workers import (
     ServiceRegistry,
     WorkerFacts,
     WorkerRegistry,
+    schema_texts,
 )
 from dovetail.transports.celery.application import QUEUE, TASK, MessageGuard, make_app
 from dovetail.transports.celery.counts import taken
@@ -78,7 +80,7 @@ from dovetail.transports.messages import (
 )
 from dovetail.transports.streams.reader import StopBroadcast
 from dovetail.wiring.distributed import connected, log_appender, service_id
-from dovetail.wiring.embedded import buckets, handler_calls
+from dovetail.wiring.embedded import buckets, handler_calls, log_rules
 
 BEAT_PATIENCE_SECONDS = 0.5
 FAREWELL_SECONDS = 2.0
@@ -191,7 +193,10 @@ class Heartbeat(bootsteps.StartStopStep):  # type: ignore[misc]
     def start(self, consumer: Any) -> None:
         settings, registry = state.known()
         self._pipe = SyncRedis(redis_of(settings), patience=BEAT_PATIENCE_SECONDS)
-        self._fleet = WorkerRegistry(self._pipe, heartbeat_timeout=settings.heartbeat_timeout)
+        self._schemas, texts = schema_texts(registry.announced_schemas())
+        self._fleet = WorkerRegistry(
+            self._pipe, heartbeat_timeout=settings.heartbeat_timeout, schemas=texts
+        )
         self._services = ServiceRegistry(self._pipe, heartbeat_timeout=settings.heartbeat_timeout)
         self._logged: str | None = None
         self._retries = {name: many for name, many in registry.default_retries().items() if many}
@@ -215,6 +220,7 @@ class Heartbeat(bootsteps.StartStopStep):  # type: ignore[misc]
             retries=self._retries,
             secrets=self._secrets,
             versions=self._versions,
+            schemas=self._schemas,
         )
         try:
             done(self._fleet.beat(facts))
@@ -294,6 +300,7 @@ class PoolProcess:
         self.clock = StoreClock()
         elsewhere = partial(RemoteInputs, self.read_store)
         calls = handler_calls(self.settings, self.registry, elsewhere=elsewhere)
+        capture_for_good(log_rules(self.settings))
         self.calls = calls if state.listener is None else state.listener.calls(calls)
         self.watch = LeaseThread(
             self._duties,
@@ -338,7 +345,7 @@ class PoolProcess:
         return True
 
     def _write_logs(self, pipe: PipelinedRedis, chunks: Sequence[LogChunk]) -> None:
-        pipe.enqueue(self.appender.commands(pipe, chunks, alone=True))
+        self.appender.write(pipe, chunks, alone=True)
 
     @asynccontextmanager
     async def _duties(self) -> AsyncIterator[LeaseThreadTasks]:
@@ -405,7 +412,13 @@ class TaskRunner:
         interrupt = None
         if threading.current_thread() is threading.main_thread():
             interrupt = partial(signal.pthread_kill, threading.get_ident(), INTERRUPT)
-        self._worker = BlockingWorker(child.calls, child.watch, child.clock, interrupt=interrupt)
+        self._worker = BlockingWorker(
+            child.calls,
+            child.watch,
+            child.clock,
+            log=self._task_source.log,
+            interrupt=interrupt,
+        )
         if interrupt is not None:
             _install_signals(self._worker)
 

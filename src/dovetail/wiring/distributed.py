@@ -13,7 +13,7 @@ import os
 import random
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -51,6 +51,7 @@ from dovetail.engine.ports import Task
 from dovetail.engine.supervisor import describe_error, run_every, supervise
 from dovetail.engine.worker import Worker
 from dovetail.handlers.builtin import builtin_registry
+from dovetail.handlers.log_capture import capturing
 from dovetail.handlers.registry import Registry
 from dovetail.redis_client.pipelined import PATIENCE_SECONDS, Command, PipelinedRedis, RedisError
 from dovetail.stores.postgres.archive import PostgresArchive
@@ -88,6 +89,7 @@ from dovetail.stores.redis.workers import (
     announced,
     conflict,
     mixture,
+    schema_texts,
 )
 from dovetail.stores.tiered import ArchivedAcceptedRuns, ArchivedRuns, TieredRecords, TieredRuns
 from dovetail.transports.messages import RESULTS, DeadLetterQueue
@@ -105,7 +107,7 @@ from dovetail.transports.streams.sender import (
     StreamReader,
     StreamSender,
 )
-from dovetail.wiring.embedded import buckets, definition_limits, handler_calls
+from dovetail.wiring.embedded import buckets, definition_limits, handler_calls, log_rules
 
 log = logging.getLogger("dovetail.orchestrator")
 GC_SECONDS, MAX_GC_SECONDS = 60.0, 3600.0
@@ -489,7 +491,7 @@ async def working(
             parts.pipe,
             list(registry),
             stale_seconds=settings.lease_seconds,
-            logs=log_appender(settings, parts.clock).commands,
+            logs=log_appender(settings, parts.clock).write,
         )
         held = HeldStarts()
         task_source = QueueTaskSource(
@@ -527,8 +529,10 @@ async def working(
 
         fleet = WorkerRegistry(parts.pipe, heartbeat_timeout=settings.heartbeat_timeout)
         worker = Worker(task_source, calls, parts.clock, crash, concurrency=settings.concurrency)
+        stack.enter_context(capturing(log_rules(settings)))
         worker.start()
-        facts = _facts(registry, settings, me)
+        schemas, texts = schema_texts(registry.announced_schemas())
+        facts = _facts(registry, settings, me)._replace(schemas=schemas)
 
         def stop(order: Stop) -> None:
             held.drop([order])
@@ -550,6 +554,7 @@ async def working(
                 parts.clock,
                 lose,
                 lambda: facts._replace(running=len(held), quick=inbox.quick()),
+                texts,
             ),
             crash,
         )
@@ -598,11 +603,13 @@ async def _keep_alive(
     clock: Clock,
     stop: Callable[[Stop], None],
     facts: Callable[[], WorkerFacts],
+    schemas: Mapping[str, bytes],
 ) -> None:
     """Renew a worker's leases and send its heartbeat while it is alive, in a thread and on a
-    connection of their own, so that the worker cannot delay them."""
+    connection of their own, so that the worker cannot delay them. The first heartbeat announces
+    the schemas."""
     async with PipelinedRedis(_url(settings)) as pipe:
-        fleet = WorkerRegistry(pipe, heartbeat_timeout=settings.heartbeat_timeout)
+        fleet = WorkerRegistry(pipe, heartbeat_timeout=settings.heartbeat_timeout, schemas=schemas)
         leases = RedisLeases(pipe, clock, settings.lease_seconds)
 
         def holding() -> list[Task]:
@@ -691,7 +698,7 @@ async def commanding(
             return mixture(alive) or conflict(settings.transport, alive)
 
         own = builtin_registry(settings) if registry is None else registry
-        handlers = Handlers(own.default_retries(), fleet, own.secret_fields)
+        handlers = Handlers(own.default_retries(), fleet, own.secret_fields, own.config_schema)
         yield Commands(
             store=runs,
             records=records,

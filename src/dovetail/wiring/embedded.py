@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -31,6 +32,7 @@ from dovetail.engine.ports import Calls, DoctorFinding, Task
 from dovetail.engine.ports import RateLimiter as RateLimits
 from dovetail.engine.worker import Worker
 from dovetail.handlers.calls import OutputSource, RegistryCalls
+from dovetail.handlers.log_capture import LogRules, capturing
 from dovetail.handlers.registry import Registry
 from dovetail.stores.memory import MemoryStore
 from dovetail.stores.records import stored_definition
@@ -116,6 +118,7 @@ def handler_calls(
     *,
     outputs_as_text: bool = False,
     elsewhere: Callable[[Task], OutputSource] | None = None,
+    shows_stdout: bool = True,
 ) -> Calls:
     """Calls of these handlers, within the limits that are set. See `RegistryCalls`."""
     return RegistryCalls(
@@ -127,20 +130,34 @@ def handler_calls(
         max_input_bytes=settings.max_input_bytes,
         outputs_as_text=outputs_as_text,
         elsewhere=elsewhere,
+        log_rules=log_rules(settings, shows_stdout=shows_stdout),
+    )
+
+
+def log_rules(settings: Settings, *, shows_stdout: bool = True) -> LogRules:
+    return LogRules(
+        level=logging.getLevelNamesMapping()[settings.log_level],
+        output=settings.capture_output,
+        max_bytes=settings.node_log_bytes,
+        shows_stdout=shows_stdout,
     )
 
 
 @asynccontextmanager
 async def embedded(
-    settings: Settings, registry: Registry, listener: Listener | None = None
+    settings: Settings,
+    registry: Registry,
+    listener: Listener | None = None,
+    *,
+    shows_stdout: bool = True,
 ) -> AsyncIterator[Commands]:
     """The durable engine inside this process, running, as the commands that drive it.
 
     Leaving it gives what runs `drain_seconds` to finish; whatever is unfinished then is handed
     back, for another process to go on with. An error takes it down at once. `listener` gets
-    the events of runs.
+    the events of runs. Without `shows_stdout` what handlers print there goes to their logs alone.
     """
-    calls = handler_calls(settings, registry)
+    calls = handler_calls(settings, registry, shows_stdout=shows_stdout)
     clock = steady_clock()
     shared = BucketFile(settings.db, clock)
     configured = buckets(settings).items()
@@ -185,9 +202,10 @@ async def embedded(
             listener.watch_queue(engine.depths)
         await rates.refresh()
         try:
-            async with engine:
-                yield commands
-                await engine.worker.drain(settings.drain_seconds)
+            with capturing(log_rules(settings)):
+                async with engine:
+                    yield commands
+                    await engine.worker.drain(settings.drain_seconds)
         finally:
             shared.close()
 

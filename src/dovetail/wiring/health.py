@@ -62,8 +62,8 @@ class ServicesHealth:
         self._counted_at = float("-inf")
         self._backlog = 0
 
-    async def workers(self) -> list[dict[str, Any]]:
-        return await _in_time(self._fleet.workers())
+    async def workers(self, *, with_schemas: bool = False) -> list[dict[str, Any]]:
+        return await _in_time(self._fleet.workers(with_schemas=with_schemas))
 
     async def dead_letters(self) -> list[dict[str, Any]]:
         return await _in_time(self._fleet.dead_letters())

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dovetail.cli import output as streams
+from dovetail.cli.commands.handlers import editor_handlers
 from dovetail.cli.files import STDIN, File, checked_file, report_of
 from dovetail.cli.options import (
     AsJson,
@@ -30,6 +31,7 @@ from dovetail.cli.options import (
 from dovetail.cli.output import (
     INVALID,
     InvalidInput,
+    document,
     document_if,
     json_bytes,
     print_error,
@@ -163,12 +165,17 @@ def new(
 
 
 @app.command()
-def schema() -> None:
-    """Print the JSON Schema of a definition, for editors."""
+@on_target
+def schema(handlers: Handlers = None) -> None:
+    """Print the JSON Schema of a definition, for editors, with the configs of known handlers."""
+    from dovetail.core.definition.editor_schema import add_handlers
     from dovetail.core.definition.model import definition_schema
 
-    # ASCII, so that a redirect gives the same file whatever the locale is.
-    say(json.dumps(definition_schema(), indent=2))
+    with document() as write:  # loading handlers may print
+        found = definition_schema()
+        add_handlers(found, editor_handlers(handlers or ()))
+        # ASCII, so that a redirect gives the same file whatever the locale is.
+        write(json.dumps(found, indent=2).encode())
 
 
 # --- registered workflows ----------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dovetail.cli import output as streams
@@ -11,9 +11,11 @@ from dovetail.cli.options import AsJson, Handlers, declarations, on_target
 from dovetail.cli.output import document_if, headed, json_bytes, print_lines
 from dovetail.cli.target import is_shared, target_settings
 from dovetail.cli.text import Line, cells, clip, listed, plain
+from dovetail.core.errors import DovetailError
 
 if TYPE_CHECKING:
     from dovetail.config import Settings
+    from dovetail.core.definition.editor_schema import EditorHandler
     from dovetail.handlers.registry import Handler, Registry
 
 _INDENT = "    "
@@ -60,7 +62,9 @@ def handlers(handlers: Handlers = None, as_json: AsJson = False) -> None:
         room = streams.width() - len(_INDENT)
         if handler.description:
             streams.say(_INDENT + clip(plain(handler.description), room))
-        for line in textwrap.wrap(_fields(handler), max(20, room), subsequent_indent=" " * 8):
+        for line in textwrap.wrap(
+            _fields(_schema(handler)), max(20, room), subsequent_indent=" " * 8
+        ):
             streams.say([(_INDENT + line, "dim")])
         if secrets := _secrets(handler):
             streams.say([(_INDENT + secrets, "dim")])
@@ -85,6 +89,8 @@ def _announced_lines(found: list[dict[str, Any]]) -> Iterator[Line | str]:
     rows = headed(("HANDLER", "RETRIES", "VERSION", "WORKERS"), map(_announced_row, found))
     for row, known in zip(rows, [{}, *found], strict=True):
         yield row
+        if schema := known.get("config_schema"):
+            yield [(f"{_INDENT}{_fields(schema)}", "dim")]
         if where := known.get("secrets"):
             words = "anywhere in its config" if where is True else f"in {', '.join(where)}"
             yield [(f"{_INDENT}secrets: {plain(words)}", "dim")]
@@ -117,7 +123,7 @@ async def _announced(settings: Settings) -> list[dict[str, Any]]:
         workers = (await server.call("GET", "/api/v1/workers"))["items"]
     known: dict[str, dict[str, Any]] = {}
     serving: dict[str, list[str]] = {}
-    unknown = dict.fromkeys(("max_retries", "secrets", "version"))
+    unknown = dict.fromkeys(("max_retries", "secrets", "version", "config_schema"))
     for worker in workers:  # the worker that was started last comes last, and counts
         for name in worker["handlers"]:
             known.setdefault(name, {"name": name, **unknown})
@@ -125,8 +131,34 @@ async def _announced(settings: Settings) -> list[dict[str, Any]]:
             if worker["alive"]:
                 serving[name].append(worker["worker_id"])
         for details in worker.get("handler_details", ()):  # older servers do not have them
-            known[details["name"]] = details
+            known[details["name"]] = {**unknown, **details}
     return [{**known[name], "workers": serving[name]} for name in sorted(serving)]
+
+
+def editor_handlers(specs: Sequence[str]) -> list[EditorHandler]:
+    """The handlers known here and, on services, those of their workers, for the editor's schema."""
+    import asyncio
+
+    from dovetail.core.definition.editor_schema import EditorHandler
+    from dovetail.handlers.builtin import load_registry
+
+    settings = target_settings()
+    registry = load_registry(settings, specs)
+    found = {
+        name: EditorHandler(name, known.description, known.checkable_schema())
+        for name, known in registry.items()
+    }
+    if is_shared(settings):
+        try:
+            announced = asyncio.run(_announced(settings))
+        except DovetailError as error:
+            announced = []
+            message = f"handlers that workers announced are not known here: {plain(str(error))}"
+            streams.complain([(message, "dim")])
+        for one in announced:
+            name = one["name"]
+            found.setdefault(name, EditorHandler(name, config=one.get("config_schema")))
+    return list(found.values())
 
 
 def _names(handler: Handler, registry: Registry) -> str:
@@ -138,9 +170,8 @@ def _aliases(handler: Handler, registry: Registry) -> list[str]:
     return [alias for alias, name in registry.aliases().items() if name == handler.name]
 
 
-def _fields(handler: Handler) -> str:
+def _fields(schema: Mapping[str, Any] | None) -> str:
     """`config: url*, method`, the required ones with a star; none if it takes any."""
-    schema = _schema(handler)
     if schema is None:
         return "config: any"
     required = schema.get("required", ())

@@ -18,6 +18,7 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from dovetail.core import dag
+from dovetail.core.definition.config_schema import KnowsConfigSchemas, config_findings
 from dovetail.core.definition.model import (
     MAX_SECONDS,
     Cache,
@@ -400,7 +401,8 @@ def check(
 ) -> Checked:
     """Check a definition. `known_handlers` has aliases too; None: handlers are not checked.
 
-    If it also has `secret_fields`, that says which handlers take secrets; else none does.
+    If it also has `secret_fields`, that says which handlers take secrets; else none does. If it has
+    `config_schema`, configs are checked against the schemas of their handlers.
     """
     source = definition if isinstance(definition, Source) else Source(definition)
     with gc_paused():
@@ -527,6 +529,20 @@ def handlers(facts: DefinitionFacts) -> Iterator[Finding]:
             hint = hint or "; `dovetail handlers` lists those that are known"
             message = f"there is no handler {shown(node.handler)}{hint}"
             yield Finding("unknown_handler", message, (*node.path, "handler"))
+
+
+def configs(facts: DefinitionFacts) -> Iterator[Finding]:
+    """Whether each config fits its handler, as far as the schema of the handler is known."""
+    known = facts.known_handlers
+    if not isinstance(known, KnowsConfigSchemas):
+        return
+    for node in facts.nodes:
+        if not node.handler or not isinstance(node.raw.get("config"), dict | None):
+            continue
+        schema = known.config_schema(node.handler)
+        if schema is not None:
+            path = (*node.path, "config")
+            yield from config_findings(schema, node.config, path, facts.suggester)
 
 
 def delivery(facts: DefinitionFacts) -> Iterator[Finding]:
@@ -662,6 +678,7 @@ RULES: tuple[Rule, ...] = (
     dependencies,
     cycles,
     handlers,
+    configs,
     delivery,
     params_schema,
     templates,

@@ -320,12 +320,12 @@ class ArchiveWriter:
         """Bring the archive up to these runs now; False if it is away or takes too long."""
         try:
             async with asyncio.timeout(KEEP_SECONDS):
-                return set(run_ids) <= (await self.bring(run_ids)).complete
+                return set(run_ids) <= (await self.bring(run_ids, logs=False)).complete
         except (StoreError, TimeoutError):
             return False
 
-    async def bring(self, run_ids: Sequence[str]) -> Brought:
-        """Bring the archive up to these runs."""
+    async def bring(self, run_ids: Sequence[str], *, logs: bool = True) -> Brought:
+        """Bring the archive up to these runs, without their logs if a caller waits for it."""
         heads = await self._heads_of(run_ids)
         done: set[str] = set()
         lost_retries: list[RunSnapshot] = []
@@ -340,7 +340,7 @@ class ArchiveWriter:
                 if sum(map(_weight, group)) >= MAX_TRANSACTION_BYTES:
                     done |= await self._write(group)
                     group = []
-            if with_logs:
+            if with_logs and logs:
                 # Their rows have to be there, and this is long before the runs may be dropped.
                 done |= await self._write(group)
                 group = []
@@ -521,7 +521,7 @@ class Archiver:
                 # Together with the runs that waited meanwhile: the runs of a batch are retried side
                 # by side.
                 together, self._unkept = self._unkept, {}
-                await self._bring([*together])
+                await self._bring([*together], logs=False)
 
     async def _take(self, claims: Sequence[ArchiveClaim]) -> None:
         try:
@@ -541,9 +541,9 @@ class Archiver:
         log.error("run %s cannot be archived: %s", claim.run_id, describe_error(problem))
         return ()
 
-    async def _bring(self, run_ids: Sequence[str]) -> set[str]:
+    async def _bring(self, run_ids: Sequence[str], *, logs: bool = True) -> set[str]:
         """Bring the archive up to these runs; returns those of which it has everything."""
-        complete, lost_retries = await self._writer.bring(run_ids)
+        complete, lost_retries = await self._writer.bring(run_ids, logs=logs)
         for snapshot in lost_retries:
             await self._resume(snapshot)
         return complete

@@ -557,9 +557,11 @@ def _parts(results: Sequence[Result]) -> Iterator[list[Result]]:
 
 
 def lost_nodes(starts: Sequence[Start]) -> str:
-    """`its lease on 2 nodes ran out: a of run 12ab34, b of run 12ab34`."""
+    """`its lease on 2 nodes ran out: a of run 12ab34 (attempt 1), b of run 12ab34 (attempt 2)`."""
     first = sorted(starts)[:MAX_NODES_LOGGED]
-    named = ", ".join(f"{node} of run {run_id[:6]}" for run_id, node, _ in first)
+    named = ", ".join(
+        f"{node} of run {run_id[:6]} (attempt {token.attempt})" for run_id, node, token in first
+    )
     more = f" and {len(starts) - MAX_NODES_LOGGED:,} more" if len(starts) > MAX_NODES_LOGGED else ""
     return f"its lease on {counted(len(starts), 'node')} ran out: {named}{more}"
 

@@ -6,7 +6,9 @@ are in the slot of its run, and a late chunk does not bring a run back that is g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import orjson
@@ -21,8 +23,12 @@ from dovetail.engine.distributed.archiver import (
 from dovetail.redis_client.pipelined import Argument, Command, PipelinedRedis
 from dovetail.stores.redis.codec import pairs, source
 
+MAX_ON_THEIR_WAY = 16 << 20
 MAX_LOOKED_AT = 5000
 """Chunks that one call of a script looks at: others wait meanwhile."""
+
+
+log = logging.getLogger("dovetail.store")
 
 
 def log_keys_of(run_id: str) -> list[str]:
@@ -43,7 +49,7 @@ class LogReading(NamedTuple):
 
 
 class LogAppender:
-    """Makes the commands that write lines of handlers."""
+    """Writes lines of handlers, and waits for nothing."""
 
     def __init__(
         self, *, max_bytes: int, queueing: Callable[[Iterable[str]], Command] | None = None
@@ -54,6 +60,30 @@ class LogAppender:
         self._queueing = queueing
         self._loaded: dict[PipelinedRedis, int] = {}
         """How often each connection had been lost when its server was given the script."""
+        self._on_their_way = 0
+        """Bytes."""
+        self._has_lost_lines = False
+
+    def write(self, redis: PipelinedRedis, chunks: Sequence[LogChunk], alone: bool = False) -> None:
+        """Send these in order with other commands. They are lost if Redis is away for long."""
+        commands = self.commands(redis, chunks, alone)
+        size = sum(len(word) for one in commands for word in one if isinstance(word, str | bytes))
+        if self._on_their_way + size > MAX_ON_THEIR_WAY:
+            self._lose("Redis is away, or slow")
+            return
+        self._on_their_way += size
+        redis.enqueue(commands, on_done=partial(self._written, size))
+
+    def _written(self, size: int, error: BaseException | None) -> None:
+        self._on_their_way -= size
+        if error is not None:
+            self._lose(error)
+
+    def _lose(self, why: object) -> None:
+        """Said once: while Redis is away, an operator has other things to look at."""
+        if not self._has_lost_lines:
+            self._has_lost_lines = True
+            log.warning("lines of logs are lost: %s", why)
 
     def commands(
         self, redis: PipelinedRedis, chunks: Iterable[LogChunk], alone: bool = False

@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 import orjson
@@ -31,6 +32,8 @@ from dovetail.redis_client.pipelined import Argument, PipelinedRedis, RedisError
 from dovetail.stores.redis.codec import source
 
 WORKERS = "wf:workers"
+SCHEMAS = "wf:schemas"
+"""Digest → the schema of a config. Workers name digests in their heartbeats: schemas are larger."""
 DEAD = "wf:dead"
 TASKS = "tasks:"
 REMEMBERED_SECONDS = 86400.0
@@ -58,6 +61,17 @@ class WorkerFacts(NamedTuple):
     """Handlers that took but a moment for many tasks."""
     versions: Mapping[str, int] = {}
     """Of those handlers that are not in their first version."""
+    schemas: Mapping[str, str] = {}
+    """Of those handlers whose config has a schema: its digest, as `schema_texts` makes it."""
+
+
+def schema_texts(
+    schemas: Mapping[str, Mapping[str, Any]],
+) -> tuple[dict[str, str], dict[str, bytes]]:
+    """The digest of each handler's schema, for the facts of a worker, and the text of each."""
+    texts = {name: orjson.dumps(schema) for name, schema in schemas.items()}
+    digests = {name: sha256(text).hexdigest()[:32] for name, text in texts.items()}
+    return digests, {digests[name]: text for name, text in texts.items()}
 
 
 class Announced(NamedTuple):
@@ -66,12 +80,23 @@ class Announced(NamedTuple):
     retries: int
     secrets: SecretFields | None
     """Where its config may have secrets; None: the worker did not say, as old ones do not."""
+    schema: str | None = None
+    """The digest of the schema of its config, if it has one."""
 
 
 class WorkerRegistry:
-    def __init__(self, redis: PipelinedRedis, *, heartbeat_timeout: float = 15.0) -> None:
+    def __init__(
+        self,
+        redis: PipelinedRedis,
+        *,
+        heartbeat_timeout: float = 15.0,
+        schemas: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """`schemas` are those that the worker of this process announces, by their digest."""
         self._redis = redis
         self._heartbeat_timeout = heartbeat_timeout
+        self._to_announce = dict(schemas or {})
+        self._has_announced = False
 
     # ── workers ──────────────────────────────────────────────────────────────────────────
 
@@ -86,7 +111,13 @@ class WorkerRegistry:
         now = await self._redis.call_script(
             source("workers_beat"), [_worker(worker.worker_id)], [life, *fields]
         )
-        await self._remember(worker.worker_id, {**worker._asdict(), "last_heartbeat": float(now)})
+        facts = {**worker._asdict(), "last_heartbeat": float(now)}
+        is_new = await self._remember(worker.worker_id, facts)
+        if self._to_announce and (is_new or not self._has_announced):
+            # Once for each start, and again if Redis has lost what it knew of this worker.
+            fields = [part for field in self._to_announce.items() for part in field]
+            await self._redis.call("HSET", SCHEMAS, *fields)
+            self._has_announced = True
 
     async def leave(self, worker_id: str) -> None:
         """It has ended in order, so it is not listed any more. Its handlers are still known."""
@@ -95,11 +126,16 @@ class WorkerRegistry:
         if kept is not None:
             await self._remember(worker_id, {**orjson.loads(kept), "running": 0, "left": True})
 
-    async def _remember(self, worker_id: str, known: dict[str, Any]) -> None:
-        await self._redis.call("HSET", WORKERS, worker_id, orjson.dumps(known))
+    async def _remember(self, worker_id: str, known: dict[str, Any]) -> bool:
+        """Whether nothing was known of it."""
+        return bool(await self._redis.call("HSET", WORKERS, worker_id, orjson.dumps(known)))
 
-    async def workers(self) -> list[dict[str, Any]]:
-        """In the fields of `GET /workers`; workers that died within a day included."""
+    async def workers(self, *, with_schemas: bool = False) -> list[dict[str, Any]]:
+        """In the fields of `GET /workers`; workers that died within a day included.
+
+        Only `with_schemas` the schemas are read, which takes one more command.
+        """
+        schemas = await self._all_schemas() if with_schemas else None
         known = [one for one in await self._remembered() if "left" not in one]
         alive = await self._alive(known)
         return [
@@ -110,7 +146,9 @@ class WorkerRegistry:
                 "started_at": timestamp(one["started_at"]),
                 "last_heartbeat": timestamp(one["last_heartbeat"]),
                 "handlers": sorted(one["handlers"]),
-                "handler_details": [_announcement(one, name) for name in sorted(one["handlers"])],
+                "handler_details": [
+                    _announcement(one, name, schemas) for name in sorted(one["handlers"])
+                ],
                 "running": one["running"] if is_alive else 0,
                 "concurrency": one["concurrency"],
                 "alive": bool(is_alive),
@@ -141,7 +179,11 @@ class WorkerRegistry:
     async def announced(self) -> dict[str, Announced]:
         """The same with what is known of each, as the worker that was started last has them."""
         return {
-            name: Announced(int(one.get("retries", {}).get(name, 0)), _secret_fields(one, name))
+            name: Announced(
+                int(one.get("retries", {}).get(name, 0)),
+                _secret_fields(one, name),
+                one.get("schemas", {}).get(name),
+            )
             for one in await self._remembered()
             for name in one["handlers"]
         }
@@ -158,15 +200,29 @@ class WorkerRegistry:
         """Every handler that was announced within the last day, as the worker that was started
         last has it, with the workers that are alive and have it."""
         serving: dict[str, list[str]] = {}
+        schemas = await self._all_schemas()
         for worker in await self.workers():
             for name in worker["handlers"] if worker["alive"] else ():
                 serving.setdefault(name, []).append(worker["worker_id"])
         known = {
-            name: _announcement(one, name)
+            name: _announcement(one, name, schemas)
             for one in await self._remembered()
             for name in one["handlers"]
         }
         return [{**known[name], "workers": serving.get(name, [])} for name in sorted(known)]
+
+    async def schemas(self, digests: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """The schemas with these digests, as far as they are there."""
+        if not digests:
+            return {}
+        texts = await self._redis.call("HMGET", SCHEMAS, *digests)
+        found = zip(digests, texts, strict=True)
+        return {digest: orjson.loads(text) for digest, text in found if text is not None}
+
+    async def _all_schemas(self) -> dict[str, Any]:
+        flat = await self._redis.call("HGETALL", SCHEMAS)
+        pairs = zip(flat[::2], flat[1::2], strict=True)
+        return {digest.decode(): orjson.loads(text) for digest, text in pairs}
 
     async def waiting(self, handlers: Sequence[str]) -> dict[str, int]:
         """How many tasks of each lie in its stream; where many messages do, about how many."""
@@ -181,10 +237,12 @@ class WorkerRegistry:
         seconds, _ = await self._redis.call("TIME")
         since = int(seconds) - REMEMBERED_SECONDS
         facts = [orjson.loads(text) for text in await self._redis.call("HVALS", WORKERS)]
-        old = [one["worker_id"] for one in facts if one["last_heartbeat"] < since]
-        if old:
-            await self._redis.call("HDEL", WORKERS, *old)
+        old = [one for one in facts if one["last_heartbeat"] < since]
         recent = [one for one in facts if one["last_heartbeat"] >= since]
+        if old:
+            await self._redis.call("HDEL", WORKERS, *(one["worker_id"] for one in old))
+            if unused := _digests(old) - _digests(recent):
+                await self._redis.call("HDEL", SCHEMAS, *unused)
         return sorted(recent, key=lambda one: (one["started_at"], one["worker_id"]))
 
     # ── dead letters ─────────────────────────────────────────────────────────────────────
@@ -196,15 +254,24 @@ class WorkerRegistry:
         return [{**letter, "time": timestamp(letter.get("time"))} for letter in letters]
 
 
-def _announcement(worker: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _digests(workers: Iterable[Mapping[str, Any]]) -> set[str]:
+    return {digest for one in workers for digest in one.get("schemas", {}).values()}
+
+
+def _announcement(
+    worker: Mapping[str, Any], name: str, schemas: Mapping[str, Any] | None
+) -> dict[str, Any]:
     """A handler as this worker has it, in the fields of `GET /workers`."""
     fields = _secret_fields(worker, name)
-    return {
+    found: dict[str, Any] = {
         "name": name,
         "max_retries": int(worker.get("retries", {}).get(name, 0)),
         "secrets": sorted(fields) if isinstance(fields, frozenset) else fields,
         "version": int(worker.get("versions", {}).get(name, 1)),
     }
+    if schemas is not None:
+        found["config_schema"] = schemas.get(worker.get("schemas", {}).get(name))
+    return found
 
 
 def _secret_fields(worker: Mapping[str, Any], name: str) -> SecretFields | None:
@@ -215,7 +282,7 @@ def _secret_fields(worker: Mapping[str, Any], name: str) -> SecretFields | None:
     return fields if isinstance(fields, bool) else frozenset(map(str, fields))
 
 
-def _unknown(name: str) -> SecretFields | None:
+def _unknown(name: str) -> None:
     return None
 
 
@@ -227,11 +294,15 @@ class Handlers:
         own: Mapping[str, int],
         fleet: WorkerRegistry,
         own_secrets: Callable[[str], SecretFields | None] = _unknown,
+        own_schemas: Callable[[str], Mapping[str, Any] | None] = _unknown,
     ) -> None:
         """`own` are those known here, with their retries; `own_secrets` says where each of them
-        takes secrets."""
+        takes secrets, `own_schemas` what its config may be."""
         self._own = dict(own)
         self._own_secrets = own_secrets
+        self._own_schemas = own_schemas
+        self._schemas: dict[str, dict[str, Any]] = {}
+        """By digest, of the handlers that only workers have."""
         self._fleet = fleet
         self._heard: dict[str, tuple[float, Announced]] = {}
         """When of each, and what: a Redis that was emptied knows of none for a moment."""
@@ -242,9 +313,25 @@ class Handlers:
         announced = {name: (now, said) for name, said in (await self._fleet.announced()).items()}
         kept = {name: at for name, at in self._heard.items() if now - at[0] < REMEMBERED_SECONDS}
         self._heard = kept | announced
+        await self._learn_schemas()
         self.retries.clear()
         heard = {name: said.retries for name, (_, said) in self._heard.items()}
         self.retries.update(heard | self._own)
+
+    async def _learn_schemas(self) -> None:
+        """Read those that are not known yet: a schema never changes under its digest."""
+        named = (said.schema for name, (_, said) in self._heard.items() if name not in self._own)
+        used = {digest for digest in named if digest is not None}
+        known = {digest: one for digest, one in self._schemas.items() if digest in used}
+        self._schemas = known | await self._fleet.schemas(sorted(used - known.keys()))
+
+    def config_schema(self, name: str) -> Mapping[str, Any] | None:
+        """The schema of a handler's config; None if no worker has announced one."""
+        if name in self._own:
+            return self._own_schemas(name)
+        heard = self._heard.get(name)
+        digest = None if heard is None else heard[1].schema
+        return None if digest is None else self._schemas.get(digest)
 
     def secret_fields(self, name: str) -> SecretFields | None:
         """Where the config of a handler may have secrets; None: no worker has said so."""

@@ -17,7 +17,6 @@ import random
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from typing import Any, Protocol
 
 import hiredis
@@ -69,12 +68,12 @@ LOG_SECONDS = 0.05
 """Lines of handlers wait so long for the result of their node."""
 
 Received = tuple[StreamMessage, Task]
-LogCommands = Callable[[PipelinedRedis, Sequence[LogChunk], bool], Sequence[Command]]
-"""What writes these lines over a connection; True if no result travels with them."""
+WriteLogs = Callable[[PipelinedRedis, Sequence[LogChunk], bool], None]
+"""Sends these lines over a connection, without waiting; True if no result travels with them."""
 
 
-def _no_logs(pipe: PipelinedRedis, chunks: Sequence[LogChunk], alone: bool) -> Sequence[Command]:
-    return ()
+def _no_logs(pipe: PipelinedRedis, chunks: Sequence[LogChunk], alone: bool) -> None:
+    """Where there are no logs."""
 
 
 class StreamInbox:
@@ -85,12 +84,12 @@ class StreamInbox:
         handlers: Sequence[str],
         *,
         stale_seconds: float | None = None,
-        logs: LogCommands | None = None,
+        logs: WriteLogs | None = None,
     ) -> None:
         """One reader for all handlers or, where a read covers one stream only, one for each.
 
-        What a worker has read and not begun for `stale_seconds` is taken from it. `logs` makes the
-        commands that write lines of handlers.
+        What a worker has read and not begun for `stale_seconds` is taken from it. `logs` writes
+        lines of handlers.
         """
         streams = [stream_of(handler) for handler in handlers]
         if isinstance(reader, StreamReader):
@@ -124,12 +123,9 @@ class StreamInbox:
         self._last_sent: deque[tuple[float, int, list[Command]]] = deque()
         """What was sent lately: when, its size, and the messages."""
         self._last_sent_bytes = 0
-        self._log_commands = logs or _no_logs
+        self._write = logs or _no_logs
         self._logs: list[LogChunk] = []
         """Lines of handlers that wait for the result of their node."""
-        self._log_bytes = 0
-        """Of lines on their way."""
-        self._has_lost_logs = False
         self._log_timer: asyncio.TimerHandle | None = None
         self._stale_seconds = stale_seconds
         self._look_at = time.monotonic() + LOOK_SECONDS
@@ -245,33 +241,20 @@ class StreamInbox:
         self._logs += chunks
         if self._log_timer is None:
             loop = asyncio.get_running_loop()
-            self._log_timer = loop.call_later(LOG_SECONDS, self._write_logs, self._pipe, True)
+            self._log_timer = loop.call_later(LOG_SECONDS, self._write_logs_alone)
 
-    def _write_logs(self, pipe: PipelinedRedis, alone: bool = False) -> None:
+    def _write_logs_alone(self) -> None:
+        self._write_logs(self._pipe, alone=True)
+        self._pipe.flush()  # a result may leave over the other connection in the next moment
+
+    def _write_logs(self, pipe: PipelinedRedis, *, alone: bool = False) -> None:
         """Send the lines that wait. `alone` says that no result travels with them."""
         if self._log_timer is None:
             return
         self._log_timer.cancel()
         self._log_timer = None
         chunks, self._logs = self._logs, []
-        commands = self._log_commands(pipe, chunks, alone)
-        size = sum(len(str(word)) for command in commands for word in command)
-        if self._log_bytes + size > MAX_SENT_BYTES:
-            self._lose_logs("Redis is away, or slow")
-            return
-        self._log_bytes += size
-        pipe.enqueue(commands, on_done=partial(self._logs_written, size))
-
-    def _logs_written(self, size: int, error: BaseException | None) -> None:
-        self._log_bytes -= size
-        if error is not None:
-            self._lose_logs(error)
-
-    def _lose_logs(self, why: object) -> None:
-        """Said once: it is not what an operator has to look at while Redis is away."""
-        if not self._has_lost_logs:
-            self._has_lost_logs = True
-            log.warning("lines of logs are lost: %s", why)
+        self._write(pipe, chunks, alone)
 
     def _note_pace(self, results: Sequence[Result]) -> None:
         now, handler = time.monotonic(), self._handler
