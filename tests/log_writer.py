@@ -1,4 +1,4 @@
-"""Writes lines into the log of a run as a worker would, from outside of the process that runs it."""
+"""Writes lines into the log of a run as a worker would, beside the process that runs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log of a run over HTTP: pages, filters, lines of text, and a stream that ends with the run."""
+"""The log of a run over HTTP: pages, filters, lines of text, a stream that ends with the run."""
 
 from __future__ import annotations
 
@@ -251,7 +251,9 @@ def test_a_log_can_be_read_as_soon_as_its_run_is_accepted(api: Api, name: str) -
 def test_text_is_a_line_for_each_with_its_control_characters_escaped(
     api: Api, server: Server, finished: str
 ) -> None:
-    odd = LogLine(1700000000.25, "ERROR", "a\nb", "red \x1b[31m\nnext\tüber\xa0\u202e", {"k": "\x07"})
+    odd = LogLine(
+        1700000000.25, "ERROR", "a\nb", "red \x1b[31m\nnext\tüber\xa0\u202e", {"k": "\x07"}
+    )
     write(server, LogChunk(finished, "a", 1, 2, 0, [odd]))
     write(server, chunk(finished, 0, "plain", item=4))
     when = "2023-11-14T22:13:20.250000Z"

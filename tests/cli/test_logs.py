@@ -13,7 +13,7 @@ from dovetail.core.node_logs import LogChunk, LogLine
 
 from ..log_writer import chunk, write_to_file, write_to_redis
 from ..servers.redis_server import RedisServer
-from .conftest import HANDLERS, SECONDS, Outcome, Shell
+from .conftest import SECONDS, Outcome, Shell
 from .test_server import Served
 
 Command = Callable[..., Outcome]
@@ -278,11 +278,17 @@ def test_a_node_is_one_json_document_as_the_api_has_it(command: Command, failed:
 def test_a_hostile_traceback_and_worker_cannot_move_the_cursor(
     shell: Shell, command: Command
 ) -> None:
-    shell.write("says.yaml", 'name: says\nnodes: [{id: a, handler: says, config: {text: "\\e[2J"}}]')
+    shell.write(
+        "says.yaml", 'name: says\nnodes: [{id: a, handler: says, config: {text: "\\e[2J"}}]'
+    )
     done = shell("run", "says.yaml", "--handlers", "mine.py", "--json")
     run_id = json.loads(done.out)["run_id"]
     write(shell, chunk(run_id, 0, "clear \x1b[2J"))
-    for words in (("runs", "show", run_id, "a"), ("runs", "show", run_id), ("runs", "logs", run_id)):
+    for words in (
+        ("runs", "show", run_id, "a"),
+        ("runs", "show", run_id),
+        ("runs", "logs", run_id),
+    ):
         shown = command(*words)
         assert "\x1b" not in shown.out
         assert r"clear \x1b[2J" in shown.out

@@ -83,8 +83,8 @@ async def failure_lines(commands: EngineApi, run: Mapping[str, Any], short: str)
     lines: list[Line] = []
     if items:
         lines.append([(f"  the end of its log, attempt {node['attempt']}:", "dim")])
-        for item in items:
-            lines += _clipped(log_lines_of(item, "    "))
+        shown = [line for item in items for line in _clipped(log_lines_of(item, "    "))]
+        lines += shown[-MAX_FAILURE_LINES:]  # a message may have many lines
     typed = [command("runs", "show", short, node["id"])]
     if items:
         typed.append(command("runs", "logs", short, "--node", node["id"]))
