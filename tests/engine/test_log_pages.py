@@ -48,7 +48,8 @@ class Fake:
             self.opened -= 1
 
     async def summary(self, run_id: str, most: int | None = None) -> dict[str, Any]:
-        return {"finished_at": 1.0 if self.finished.is_set() and self.is_stored else None}
+        is_finished = self.finished.is_set() and self.is_stored
+        return {"status": "COMPLETED", "finished_at": 1.0 if is_finished else None}
 
 
 def commands_of(fake: Any) -> Commands:
@@ -209,6 +210,22 @@ async def test_lines_of_a_handler_that_runs_are_there_within_a_second() -> None:
             assert not gate.opened.is_set()
             gate.opened.set()
             assert messages([item async for item in feed]) == ["behind the gate"]
+
+
+async def test_a_followed_log_has_what_was_written_before_the_run_was_cancelled() -> None:
+    gate = Gate()
+
+    async def talks(config: dict[str, Any], ctx: Any) -> None:
+        print("before")
+        await gate(config, ctx)
+
+    async with engine(talks) as it:
+        run_id = await it.trigger({"a": "talks"})
+        async with asyncio.timeout(SECONDS):
+            await gate.entered.wait()
+            await it.commands.cancel(run_id)  # before the line was handed in
+            followed = [item async for item in it.commands.follow_logs(run_id)]
+    assert messages(followed) == ["before"]
 
 
 async def test_a_run_or_node_that_is_not_there_is_not_found() -> None:

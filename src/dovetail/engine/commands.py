@@ -98,6 +98,8 @@ LOG_SECONDS = 10.0
 """To read the log of a run up to an event that was there."""
 LOG_POLL_SECONDS = 0.5
 """Between two looks at the log of a run that goes on."""
+LOG_LAG_SECONDS = 1.0
+"""So late a line may be stored after it was written."""
 END_POLL_SECONDS = 0.05
 """Until the end of a run is stored."""
 LOG_LINES_AT_ONCE = 200
@@ -429,7 +431,11 @@ class Commands:
                     ending.result()
                     ending = None
                     # By what is stored: its last lines are committed with its end.
-                    ended = (await self.records.summary(run_id, 0))["finished_at"] is not None
+                    run = await self.records.summary(run_id, 0)
+                    ended = run["finished_at"] is not None
+                    if ended and run["status"] == RunStatus.CANCELLED:
+                        # It does not wait for its handlers: what they wrote before is on its way.
+                        await asyncio.sleep(LOG_LAG_SECONDS)
                 more = True
                 while more:
                     items, cursor, more = await self._log_page(run_id, query)
