@@ -172,7 +172,7 @@ def show(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a run: its nodes, and its result or what failed; or one of its nodes."""
+    """Show a run and what failed in it, or one of its nodes."""
 
     async def question(commands: EngineApi) -> dict[str, Any] | list[Line]:
         run_id = await chosen_run(commands, run)
