@@ -57,7 +57,6 @@ def test_the_defaults_are_those_of_the_contract(tmp_path):
         "stale_result_timeout": 30.0,
         "stale_claim_interval": 15.0,
         "checkpoint_interval": 10.0,
-        "retention_days": 7.0,
         "recovery_timeout": 30.0,
         "max_crashes": 3,
         "drain_seconds": 30.0,
@@ -91,7 +90,8 @@ CONTRACT = """
     DB DB_SYNC REDIS_URL DATABASE_URL TRANSPORT BROKER_URL TOKENS ALLOWED_HOSTS
     ALLOW_PRIVATE_ADDRESSES LLM_BASE_URL LLM_API_KEY LLM_MODEL LEASE_SECONDS HEARTBEAT_INTERVAL
     HEARTBEAT_TIMEOUT STALE_RESULT_TIMEOUT STALE_CLAIM_INTERVAL CHECKPOINT_INTERVAL RETENTION_DAYS
-    RECOVERY_TIMEOUT METRICS_PORT MAX_CRASHES DRAIN_SECONDS LOG_FORMAT HANDLERS MOCK_LATENCY SERVER
+    ARCHIVE_RETENTION_DAYS RECOVERY_TIMEOUT METRICS_PORT MAX_CRASHES DRAIN_SECONDS LOG_FORMAT
+    HANDLERS MOCK_LATENCY SERVER
 """
 
 
@@ -161,6 +161,22 @@ def test_mock_latency_refuses_other_values(tmp_path, text):
 
 def test_mock_latency_may_be_given_as_bounds():
     assert Settings(mock_latency=(0.1, 0.2)).mock_latency == (0.1, 0.2)
+
+
+@pytest.mark.parametrize("name", ["RETENTION_DAYS", "ARCHIVE_RETENTION_DAYS"])
+@pytest.mark.parametrize("text", ["-1", "0", "nan", "inf", "soon", "7d"])
+def test_a_retention_time_without_meaning_is_refused_with_its_name(tmp_path, name, text):
+    with pytest.raises(
+        SettingsError, match=rf"DOVETAIL_{name} = '{text}': must be .*default: unset"
+    ):
+        load(tmp_path, **{name: text})
+
+
+def test_a_retention_time_may_be_a_part_of_a_day_and_redis_has_a_default(tmp_path):
+    assert load(tmp_path, RETENTION_DAYS="0.25").redis_retention_days == 0.25
+    settings = load(tmp_path)
+    assert (settings.retention_days, settings.archive_retention_days) == (None, None)
+    assert settings.redis_retention_days == 7.0
 
 
 def test_mock_latency_refuses_a_boolean(tmp_path):

@@ -46,7 +46,8 @@ HEAD = """\
 # States
 
 Every transition of a node and of a run within one epoch. A retry of the run opens the next epoch:
-the nodes that it resets begin again at PENDING, and the run at RUNNING.
+the nodes that it resets begin again at PENDING, and the run at RUNNING. A node that a fork reuses
+begins as COMPLETED.
 
 `tools/states_diagram.py` writes this page from the tables in `src/dovetail/core/states.py`; a test
 keeps it up to date.

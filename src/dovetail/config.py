@@ -36,6 +36,10 @@ KIB = 1024
 MIB = 1024 * KIB
 
 
+REDIS_RETENTION_DAYS = 7.0
+"""Memory is dear: finished runs leave Redis also where no setting says when."""
+
+
 class SettingsError(DovetailError):
     """One or more settings with values that cannot work."""
 
@@ -263,8 +267,13 @@ class Settings(BaseModel):
         15.0, description="how often an orchestrator looks for such results"
     )
     checkpoint_interval: Seconds = Field(10.0, description="how far the archive may lag behind")
-    retention_days: Seconds = Field(
-        7.0, description="how many days Redis keeps finished runs; the archive keeps them longer"
+    retention_days: Seconds | None = Field(
+        None,
+        description="how many days finished runs are kept, as in `0.5`; unset: 7 in Redis, "
+        "for ever in the embedded file; the archive keeps them longer",
+    )
+    archive_retention_days: Seconds | None = Field(
+        None, description="how many days the archive keeps finished runs; unset: for ever"
     )
     recovery_timeout: Patience = Field(
         30.0, description="unfinished runs younger than this are not restored"
@@ -355,6 +364,10 @@ class Settings(BaseModel):
                 except WrongUrl as problem:
                     raise ValueError(f"{env_name(name)}: {problem}") from None
         return self
+
+    @property
+    def redis_retention_days(self) -> float:
+        return REDIS_RETENTION_DAYS if self.retention_days is None else self.retention_days
 
     def sensitive(self) -> dict[str, str]:
         """All values that a log, an error or an output must not show, for the `Redactor`."""

@@ -53,7 +53,7 @@ def outputs_of(run: dict[str, Any]) -> dict[str, Any]:
 def test_an_output_above_64_kib_is_a_reference_that_leads_to_it(api: Api, name: str) -> None:
     most, more = "x" * (LARGE_OUTPUT - 2), "x" * (LARGE - 2)
     nodes = filled("most", LARGE_OUTPUT), filled("more", LARGE), node("small")
-    run_id = finished_run(api, flow(name, *nodes, node("last", "fail", "more")))
+    run_id = finished_run(api, flow(name, *nodes, node("last", "fail", "more", config={})))
     run = api.get(f"/runs/{run_id}")
     reported = note(run_id, "more", LARGE)
     shown = {"most": most, "more": reported, "small": {"value": "small"}}

@@ -65,6 +65,23 @@ def test_a_validation_returns_layers_or_errors(api: Api, name: str) -> None:
     assert api("GET", f"/workflows/{name}").status_code == 404
 
 
+def test_a_config_that_its_handler_refuses_is_found_before_anything_is_stored(
+    api: Api, name: str
+) -> None:
+    text = f"name: {name}\nnodes:\n  - id: a\n    handler: sleep\n    config: {{secnods: 1}}\n"
+    headers = {"content-type": "application/yaml"}
+    answer = api("POST", "/workflows/validate", content=text, headers=headers).json()
+    found = [(one["code"], one["path"], one["line"], one["column"]) for one in answer["errors"]]
+    assert ("invalid_config", "nodes[0].config.secnods", 5, 14) in found
+    for path in ("/workflows", "/runs"):
+        body = flow(name, node("a", "sleep", config={"secnods": 1}))
+        refused = api("POST", path, json=body if path == "/workflows" else {"definition": body})
+        assert refused.status_code == 422, refused.text
+        assert refused.json()["type"].endswith(":invalid_definition")
+        assert "invalid_config" in {one["code"] for one in refused.json()["errors"]}
+    assert api("GET", f"/workflows/{name}").status_code == 404
+
+
 def test_a_malformed_text_is_a_finding_of_the_validation(api: Api) -> None:
     headers = {"content-type": "application/json"}
     answer = api("POST", "/workflows/validate", content="{\n  oops", headers=headers)

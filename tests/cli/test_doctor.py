@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -270,3 +271,32 @@ def test_a_file_that_other_users_may_read_gives_a_warning_with_a_fix(shell: Shel
     assert str(found["fix"]).startswith("chmod 600 ")
     assert DB in str(found["message"])
     assert (shell.directory / DB).stat().st_mode & 0o777 == 0o644
+
+
+def test_doctor_says_how_long_finished_runs_are_kept(shell: Shell, redis_url: str) -> None:
+    def said(**env: str) -> str:
+        found = json.loads(shell("doctor", "--json", **env).out)
+        (line,) = [one["message"] for one in found if one["check"] == "retained"]
+        return str(line)
+
+    assert said() == "finished runs are kept for ever"
+    assert said(DOVETAIL_RETENTION_DAYS="0.5") == "finished runs are kept for 0.5 days"
+    on_redis = {"DOVETAIL_REDIS_URL": redis_url}
+    assert said(**on_redis) == "Redis keeps finished runs for 7 days"
+    archived = {**on_redis, "DOVETAIL_DATABASE_URL": "postgresql://127.0.0.1:1/none"}
+    assert said(**archived) == "Redis keeps finished runs for 7 days, PostgreSQL for ever"
+    archived |= {"DOVETAIL_RETENTION_DAYS": "1", "DOVETAIL_ARCHIVE_RETENTION_DAYS": "365"}
+    assert said(**archived) == "Redis keeps finished runs for 1 day, PostgreSQL for 365 days"
+
+
+def test_doctor_warns_of_a_file_that_cannot_give_its_space_back(shell: Shell) -> None:
+    path = shell.directory / ".dovetail" / "dovetail.db"
+    shell.write("flow.yaml", "name: f\nnodes: [{id: a, handler: output}]\n")
+    shell("run", "flow.yaml")
+    assert "space" not in shell("doctor").out
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")
+        connection.execute("PRAGMA auto_vacuum = 0")
+        connection.execute("VACUUM")
+        connection.execute("PRAGMA journal_mode = WAL")
+    assert "not given back" in shell("doctor").out

@@ -130,11 +130,12 @@ nodes:
     done = shell("run", "flow.yaml")
     assert done.code == 1
     lines = without_times(done.out).splitlines()
-    assert lines[-5].startswith("  end: missing_value: ")
-    assert lines[-4:] == [
-        "a wrong definition: correct the file and run it again; a retry would use the stored one",
+    assert lines[-6].startswith("  end: missing_value: ")
+    assert lines[-5:] == [
+        "a wrong definition: correct the file and fork the run, as below; a retry uses the old one",
         "a wrong handler or service: correct it and retry the run, as below",
         "see more:  dovetail runs show RUN end",
+        "fix flow.yaml, then:  dovetail runs fork RUN --definition flow.yaml",
         "fix it, then:  dovetail runs retry RUN      reruns 1, reuses 1",
     ]
 
@@ -194,7 +195,7 @@ def test_the_json_output_is_one_document_on_stdout(shell: Shell) -> None:
     run = json.loads(done.out)
     assert set(run) == {
         *("run_id", "workflow", "version", "status", "epoch", "params", "created_at"),
-        *("started_at", "finished_at", "duration", "error", "result", "nodes"),
+        *("started_at", "finished_at", "duration", "error", "result", "forked_from", "nodes"),
     }
     assert run["status"] == "FAILED"
     assert run["error"]["node"] == "save_parquet"

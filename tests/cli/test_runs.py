@@ -156,7 +156,7 @@ def test_without_a_run_id_the_newest_run_is_shown_and_named(
 
 def test_show_as_json_is_the_run_of_the_api(history: History, command: Command) -> None:
     run = json.loads(command("runs", "show", history.bad[:6], "--json").out)
-    assert set(run) == {*RUN_FIELDS, "nodes"}
+    assert set(run) == {*RUN_FIELDS, "forked_from", "nodes"}
     assert run["run_id"] == history.bad
     assert [node["status"] for node in run["nodes"]] == ["COMPLETED", "FAILED", "SKIPPED"]
 
@@ -471,3 +471,20 @@ def test_a_hint_repeats_the_handlers_that_it_needs(shell: Shell) -> None:
     shell.write("plain.yaml", "name: g\nnodes: [{id: a, handler: fail}]")
     shell("run", "plain.yaml")
     assert "--handlers" not in shell("runs", "show").out
+
+
+def test_finished_runs_are_deleted_and_pruned_from_the_file(
+    history: History, command: Command
+) -> None:
+    done = command("runs", "delete", history.left[:6], history.good[:6])
+    assert done.code == 1
+    assert done.out == f"deleted {history.good[:6]}\n"
+    assert "is RUNNING: only a finished run can be deleted; cancel it" in done.err
+    assert command("runs", "show", history.good).code == 1
+    would = command("runs", "prune", "--older-than", "0", "--dry-run")
+    assert (would.code, would.out) == (0, "would delete 1 run\n")
+    assert command("runs", "prune", "--older-than", "30d").out == "deleted 0 runs\n"
+    assert command("runs", "prune", "--older-than", "0").out == "deleted 1 run\n"
+    (left,) = json.loads(command("runs", "list", "--json").out)["items"]
+    assert left["run_id"] == history.left
+    assert command("runs", "delete").code == 2

@@ -129,6 +129,7 @@ def test_handlers_of_a_server_are_listed_with_retries_version_secrets_and_worker
 ) -> None:
     (worker,) = server.get("/workers")["items"]
     listed = {one["name"]: one for one in json.loads(on("handlers", "--json").out)}
+    assert "url" in listed["call_external_service"].pop("config_schema")["properties"]
     assert listed["call_external_service"] == {
         "name": "call_external_service",
         "max_retries": 3,
@@ -140,6 +141,7 @@ def test_handlers_of_a_server_are_listed_with_retries_version_secrets_and_worker
     shown = on("handlers").out.splitlines()
     assert any(line.split()[:3] == ["call_external_service", "3", "1"] for line in shown)
     assert "    secrets: in body, headers, json, params" in shown
+    assert "    config: seconds*" in shown
 
 
 # ── what is read and kept ────────────────────────────────────────────────────────────────
@@ -308,6 +310,26 @@ def test_a_retry_waits_for_the_run_unless_detached(
     assert on("runs", "retry", run_id, "--detach").code == 1, "it completed"
 
 
+def test_a_fork_on_a_server_is_followed_unless_detached(
+    on: Command, shell: Shell, server: Served, name: str
+) -> None:
+    run_id = triggered(on, shell, name, node("a", "input"), node("b", "needs", "a", file=name))
+    server.wait_for(run_id, "FAILED")
+    file = write(shell, name, node("a", "input"), node("b", "output", "a"))
+    words = ("runs", "fork", run_id, "--definition", file)
+    plan = json.loads(on(*words, "--dry-run", "--json").out)
+    assert plan == {"rerun": ["b"], "reuse": ["a"]}
+    done = shell(*words, "--json", DOVETAIL_SERVER=server.url)
+    assert done.code == 0, done.err
+    run = json.loads(done.out)
+    assert run == server.get(f"/runs/{run['run_id']}")
+    assert run["forked_from"] == run_id
+    detached = on(*words, "--detach")
+    assert detached.code == 0
+    assert f"of {name} is accepted" in detached.out
+    assert "dovetail runs watch" in detached.out
+
+
 def test_a_batch_is_sent_followed_and_retried(shell: Shell, server: Served, name: str) -> None:
     file = write(shell, name, node("a", "needs", file=f"{name}-{{{{ params.n }}}}"))
     (server.folder / f"{name}-1").touch()
@@ -415,6 +437,6 @@ def test_every_runs_command_accepts_a_server(group: str | None) -> None:
         if {"server", "token"} <= {option.name for option in commands[name].params}
     }
     if group is None:
-        assert on_target == {"trigger", "batch", "validate", "doctor", "handlers"}
+        assert on_target == {"trigger", "batch", "validate", "doctor", "handlers", "schema"}
     else:
         assert on_target == set(commands)

@@ -20,7 +20,8 @@ from dovetail.core.transitions import (
     Transition,
 )
 from dovetail.redis_client.pipelined import PipelinedRedis
-from dovetail.stores.redis.store import RedisStore, keys_of
+from dovetail.stores.redis.codec import keys_of
+from dovetail.stores.redis.store import RedisStore
 
 from ..core.walk import BROKEN, graph
 from .twins import Twins, in_silence

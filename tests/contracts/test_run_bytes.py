@@ -8,7 +8,8 @@ from dovetail.core.run import Phase
 from dovetail.core.states import NodeStatus
 from dovetail.core.transitions import Claim, Complete, Retry, Submit, Transition
 from dovetail.engine.ports import Store
-from dovetail.stores.redis.store import RedisStore, keys_of
+from dovetail.stores.redis.codec import keys_of
+from dovetail.stores.redis.store import RedisStore
 
 from ..core.walk import graph
 from .stores import STORES, Peers, new_run_id

@@ -7,7 +7,7 @@ way in.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import count, cycle
 from typing import Any
 
@@ -34,7 +34,10 @@ class Twins:
         graph: Graph,
         tell: Callable[[str], None],
         max_bytes: int | None = None,
+        reused: Mapping[str, Any] | None = None,
     ) -> None:
+        """With `reused` outputs the run is a fork."""
+        self._reused = reused
         self._max_bytes = max_bytes
         self._peers = cycle(peers)
         self._tell = tell
@@ -61,6 +64,8 @@ class Twins:
 
     async def begin(self) -> None:
         submit = Submit(self.id, self.graph, {"p": 1}, max_bytes=self._max_bytes)
+        if self._reused is not None:
+            submit = submit._replace(reused=self._reused, forked_from="older")
         self.core, ours = begin(submit, self.now, next(self._nonces))
         self.log += ours.events
         theirs = await self.store.create(submit, self.now)

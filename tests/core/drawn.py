@@ -15,7 +15,8 @@ from hypothesis import Phase as Phases
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from dovetail.core.dag import Graph
+from dovetail.core.dag import Graph, build_graph
+from dovetail.core.definition.model import Workflow
 from dovetail.core.events import Token
 from dovetail.core.run import Phase, RunState
 from dovetail.core.states import FINAL, NodeStatus
@@ -96,6 +97,48 @@ def graphs(draw: st.DrawFn, most: int = 8) -> Graph:
         max_concurrency=draw(st.sampled_from([None, None, 1, 2])),
         **more,
     )
+
+
+EDITS = ("config", "handler", "condition", "retries", "parents", "order", "drop", "add", "policy")
+
+
+@st.composite
+def changed(draw: st.DrawFn, graph: Graph) -> Graph:
+    """The same workflow after some edits, or after none."""
+    assert graph.workflow is not None
+    definition = graph.workflow.model_dump(mode="json", exclude_unset=True)
+    nodes: list[dict[str, Any]] = definition["nodes"]
+    for number, edit in enumerate(draw(st.lists(st.sampled_from(EDITS), max_size=3))):
+        node = draw(st.sampled_from(nodes))
+        asks = isinstance(node.get("condition"), str)
+        match edit:
+            case "config":
+                node["config"] = {"x": draw(st.sampled_from([0, 1, 1.0, True, "1"]))}
+            case "handler":
+                node["handler"] = draw(st.sampled_from(["h", "g"]))
+            case "condition":
+                node["condition"] = draw(st.sampled_from([None, True, False]))
+            case "retries":
+                node["timeout_seconds"] = draw(st.sampled_from([5.0, 300.0]))
+            case "parents" if not asks:
+                node["dependencies"] = draw(st.permutations(node["dependencies"]))
+                if draw(st.booleans()):
+                    node["dependencies"] = node["dependencies"][1:]
+            case "order":
+                nodes[:] = draw(st.permutations(nodes))
+            case "drop" if len(nodes) > 1:
+                nodes.remove(node)
+                for other in nodes:
+                    if other["dependencies"][:1] == [node["id"]]:
+                        other.pop("condition", None)  # it may ask the node that is gone
+                    other["dependencies"] = [n for n in other["dependencies"] if n != node["id"]]
+            case "add":
+                nodes.append({"id": f"m{number}", "handler": "h", "dependencies": []})
+                if draw(st.booleans()):
+                    nodes[-1]["dependencies"] = [node["id"]]
+            case "policy":
+                definition["on_failure"] = draw(st.sampled_from(["fail_fast", "continue"]))
+    return build_graph(Workflow.model_validate(definition), {})
 
 
 # What a failed handler says of its next attempt; the last two are a service's Retry-After.

@@ -259,10 +259,13 @@ class Busy:
     """A worker as the watchdog sees it."""
 
     def __init__(self) -> None:
-        self.is_watched = False
+        self.is_watched = True
         self.is_busy = True
         self.looked = threading.Semaphore(0)
         self.fails = False
+
+    def unwatched(self) -> None:
+        self.is_watched = False
 
     def look(self, now: float) -> None:
         self.looked.release()

@@ -18,7 +18,8 @@ from .harness import Gate, definition, engine, statuses
 # fmt: off
 RUN_FIELDS = [
     "run_id", "workflow", "version", "status", "epoch", "params", "created_at", "started_at",
-    "finished_at", "duration", "error", "result", "nodes",
+    "finished_at", "duration", "error", "result", "forked_from",
+    "nodes",
 ]
 NODE_FIELDS = [
     "id", "handler", "status", "attempt", "epoch", "dependencies", "reason", "cause", "error",

@@ -12,6 +12,7 @@ import pytest
 from pydantic import BaseModel, field_validator
 
 from dovetail import PermanentError, RetryableError
+from dovetail.core.errors import InvalidDefinition
 from dovetail.engine.views import run_view
 
 from .harness import engine
@@ -224,6 +225,27 @@ class TestTypedConfigs:
         assert "size" in error["message"]
         assert "name" in error["message"]
         assert run.nodes[0].attempt == 1
+
+    async def test_a_definition_that_was_registered_is_not_checked_again(self) -> None:
+        flow = {
+            "name": "w",
+            "nodes": [{"id": "a", "handler": "picky", "config": {"size": "large", "nmae": "x"}}],
+        }
+        async with engine(picky) as it:
+            with pytest.raises(InvalidDefinition) as refused:
+                await it.commands.register(flow)
+            assert {one.code for one in refused.value.problems} == {"invalid_config"}
+            with pytest.raises(InvalidDefinition):
+                await it.commands.trigger(flow)
+            known = it.commands.known_handlers
+            object.__setattr__(it.commands, "known_handlers", None)  # a server that knew less
+            await it.commands.register(flow)
+            object.__setattr__(it.commands, "known_handlers", known)
+            made = await it.commands.trigger("w")
+            run = await it.commands.wait(made.run_id)
+        error = run.nodes[0].error
+        assert error is not None
+        assert error["type"] == "invalid_config"
 
     @pytest.mark.parametrize("name", ["key error", "exit"])
     async def test_a_broken_validator_fails_the_node_but_not_the_worker(self, name: str) -> None:

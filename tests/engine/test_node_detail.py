@@ -210,7 +210,7 @@ class TestConfig:
 
     async def test_a_violation_of_the_model_has_a_traceback_too(self) -> None:
         async with engine() as it:
-            run = await it.run({"a": {"handler": "sleep", "config": {"seconds": "long"}}})
+            run = await it.run({"a": {"handler": "sleep", "config": {"seconds": "{{ 'long' }}"}}})
             (one,) = (await it.commands.node_detail(run.id, "a"))["attempts"]
         assert one["error"]["type"] == run.nodes[0].error["type"]  # type: ignore[index]
         assert one["error"]["traceback"].startswith("Traceback (most recent call last):\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
@@ -20,7 +19,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, RootModel, field_serializer
 from pydantic_core import to_jsonable_python
 
-from dovetail.core.conversion import encode_output
+from dovetail.core.conversion import encode_rich
 from dovetail.core.values import MAX_BYTES, NotJson
 
 from .harness import engine
@@ -230,16 +229,17 @@ def leaves() -> st.SearchStrategy[Any]:
 )
 def test_any_nesting_is_written_as_pydantic_writes_it(output: Any) -> None:
     try:
-        text = encode_output(output)
+        text = encode_rich(output)
     except NotJson as problem:
         assert "surrogate" in str(problem)  # noqa: PT017
         return
     assert orjson.loads(text) == to_jsonable_python(output)
 
 
-def test_an_output_that_is_json_is_not_converted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def called(*_: Any) -> Iterator[None]:
+async def test_an_output_that_is_json_is_not_converted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def called(*_: Any, **__: Any) -> bytes:
         raise AssertionError("the plain path pays for nothing more")
 
-    monkeypatch.setattr("dovetail.core.conversion._Conversion", called)
-    assert encode_output({"a": [1, (2,)]}) == b'{"a":[1,[2]]}'
+    monkeypatch.setattr("dovetail.handlers.calls.encode_rich", called)
+    assert (await give({"a": [1, (2,)]})).output == {"a": [1, [2]]}
+    assert (await give({"a": AT})).error is not None

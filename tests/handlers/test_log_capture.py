@@ -56,7 +56,7 @@ class Node:
         return context.run(work, *args)
 
     def end(self) -> None:
-        self.context.end_log()
+        self.context._end_log()
 
     def lines(self) -> list[LogLine]:
         """All lines so far."""

@@ -61,7 +61,7 @@ GREET: dict[str, Any] = {
     ],
 }
 RUN_FIELDS = """run_id workflow version status epoch params created_at started_at finished_at
-    duration error result nodes""".split()  # noqa: SIM905
+    duration error result forked_from nodes""".split()  # noqa: SIM905
 NODE_FIELDS = """id handler status attempt epoch dependencies reason cause error started_at
     finished_at duration worker output""".split()  # noqa: SIM905
 BATCH_FIELDS = """batch_id workflow count counts created_at finished_at runs
@@ -318,6 +318,37 @@ async def test_a_retry_from_a_node_reruns_a_completed_run(client: OpenAnywhere) 
 
 
 @everywhere
+async def test_a_fork_begins_with_the_finished_nodes_of_an_older_run(
+    client: OpenAnywhere,
+) -> None:
+    moody = FailingHandler()
+    async with client(moody.handler) as dt:
+        failed = await dt.run(MOODY)
+        assert (failed.status, failed.forked_from) == ("FAILED", None)
+        calm = flow({"id": "first", "handler": "input"}, {"id": "ask", "handler": "output"})
+        made = await dt.fork(failed.run_id, definition=calm, idempotency_key="once")
+        again = await dt.fork(failed.run_id, definition=calm, idempotency_key="once")
+        assert again.run_id == made.run_id
+        run = await dt.wait(made.run_id)
+        assert (run.status, run.forked_from) == ("COMPLETED", failed.run_id)
+        assert [node.attempt for node in run.nodes.values()] == [0, 1]
+        assert (await dt.get_run(failed.run_id)).to_dict() == failed.to_dict()
+        with pytest.raises(NotFound, match="did you mean 'ask'"):
+            await dt.fork(failed.run_id, from_node="aks")
+        with pytest.raises(InvalidParams):
+            await dt.fork(failed.run_id, definition=calm, version=1)
+        with pytest.raises(InvalidDefinition):
+            await dt.fork(failed.run_id, definition=flow({"id": "a", "handler": "ghost"}))
+        with pytest.raises(NotFound):
+            await dt.fork("f" * 32)
+        moody.cheerful = True
+        whole = await dt.wait((await dt.fork(failed.run_id, params={"p": 1})).run_id)
+        assert [node.attempt for node in whole.nodes.values()] == [1, 1]
+        part = await dt.fork(failed.run_id, params={"p": 2}, from_node="ask")
+        assert [node.attempt for node in (await dt.wait(part.run_id)).nodes.values()] == [0, 1]
+
+
+@everywhere
 async def test_a_cancelled_run_ends_for_waiting_callers(client: OpenAnywhere) -> None:
     door = WaitingHandler()
     async with client(door.handler) as dt:
@@ -352,6 +383,7 @@ IMPOSSIBLE: list[Callable[[Dovetail], Any]] = [
     lambda dt: dt.get_run(LONE),
     lambda dt: dt.wait(LONE),
     lambda dt: dt.retry(LONE),
+    lambda dt: dt.fork(LONE),
     lambda dt: dt.retry("x", from_node=LONE),
     lambda dt: dt.cancel(LONE),
     lambda dt: dt.resume(LONE),
@@ -653,9 +685,10 @@ async def test_runs_are_listed_newest_first_page_by_page_without_nodes(dt: Dovet
         found += page
     assert [run.run_id for run in found] == made[::-1]
     assert len(page) == len(page.items) == 1
-    assert list(found[0].to_dict()) == RUN_FIELDS[:-1]
+    assert list(found[0].to_dict()) == RUN_FIELDS[:-2]
     assert page.to_dict() == {"items": [found[-1].to_dict()], "next_cursor": None}
     assert not hasattr(found[0], "nodes")
+    assert not hasattr(found[0], "forked_from")
     with pytest.raises(AttributeError, match=rf"get_run\('{made[-1]}'\) has nodes and outputs"):
         found[0].outputs  # noqa: B018
 

@@ -24,9 +24,9 @@ from dovetail.stores.postgres.archive import PostgresArchive
 from dovetail.stores.postgres.pool import PostgresPool
 from dovetail.stores.postgres.records import PostgresRecords
 from dovetail.stores.redis.archive import RedisArchiveQueue, RedisSnapshots
-from dovetail.stores.redis.codec import take_counts
+from dovetail.stores.redis.codec import keys_of, take_counts
 from dovetail.stores.redis.limits import RedisLimits
-from dovetail.stores.redis.store import RedisStore, keys_of
+from dovetail.stores.redis.store import RedisStore
 from dovetail.stores.redis.timers import RedisTimerIndex
 
 LEASE = 10.0

@@ -17,10 +17,10 @@ from dovetail.core.step import restore
 from dovetail.core.transitions import Cancel, Complete, Fail, Park, Retry, Submit
 from dovetail.engine.distributed.publisher import Publisher
 from dovetail.redis_client.pipelined import PipelinedRedis
-from dovetail.stores.redis import archive as redis_snapshots
+from dovetail.stores.redis import staging
 from dovetail.stores.redis.archive import RedisSnapshots
+from dovetail.stores.redis.codec import keys_of
 from dovetail.stores.redis.limits import RedisLimits
-from dovetail.stores.redis.store import keys_of
 from dovetail.wiring.distributed import ARCHIVE, commanding
 
 from ..contracts.stores import read
@@ -268,7 +268,7 @@ class TestRestoring:
         # The run is there, and only the timer index knows of it.
         assert (await world.finish(run_id)).status is RunStatus.COMPLETED
         await world.pipe.call("DEL", *keys_of(run_id))
-        monkeypatch.setattr(redis_snapshots, "source", _no_script)
+        monkeypatch.setattr(staging, "source", _no_script)
         with pytest.raises(LookupError):
             await world.snapshots.put_back((await world.archive.read(run_id)), 0.0)  # type: ignore[arg-type]
         left = await world.pipe.call("KEYS", "*restoring*")
@@ -443,8 +443,8 @@ class TestRestoring:
     async def test_a_large_run_is_restored_in_parts(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(redis_snapshots, "PIECE_SIZE", 7)
-        monkeypatch.setattr(redis_snapshots, "OUTPUT_PIECE_SIZE", 3)
+        monkeypatch.setattr(staging, "PIECE_SIZE", 7)
+        monkeypatch.setattr(staging, "OUTPUT_PIECE_SIZE", 3)
         run_id = await world.begin(graph({f"n{i}": {} for i in range(40)}))
         await world.do(run_id, *(f"n{i}" for i in range(25)))
         await world.archiver.archive_what_moved()

@@ -21,8 +21,9 @@ from dovetail.engine.distributed.task_source import QueueTaskSource
 from dovetail.engine.supervisor import bisect_failures
 from dovetail.handlers.builtin import builtin_registry
 from dovetail.redis_client.pipelined import PipelinedRedis
+from dovetail.stores.redis.codec import PARTS
 from dovetail.stores.redis.definitions import UnusedDefinitions
-from dovetail.stores.redis.store import PARTS, RedisLeases
+from dovetail.stores.redis.store import RedisLeases
 from dovetail.stores.redis.workers import WorkerRegistry
 from dovetail.transports.messages import (
     DEAD,

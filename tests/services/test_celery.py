@@ -157,6 +157,22 @@ async def test_celery_has_the_same_params_inputs_progress_and_retries(play: Cele
     assert "node.progress" in events
 
 
+async def test_a_fork_gives_reused_outputs_to_the_nodes_that_run(play: CeleryRuns) -> None:
+    """Without the outputs in its submit, as an orchestrator finds an accepted fork."""
+    nodes = {
+        "a": {},
+        "n": {"handler": "tells", "dependencies": ["a"], "config": {"of": "{{ a }}"}},
+    }
+    old = await play.run(nodes)
+    fork = submission(f"{old.id}-fork", nodes)._replace(forked_from=old.id, reuse=["a"])
+    await play.parts.orchestrator.submit(fork)
+    play.run_id = fork.run_id
+    run = await play.end()
+    assert (run.status, run.forked_from) == (RunStatus.COMPLETED, old.id)
+    assert (run.node("a").attempt, run.node("a").output) == (0, "a")
+    assert node(run).output == {"inputs": {"a": "a"}, "params": {}, "attempt": 2}
+
+
 async def test_a_plain_function_runs_in_the_thread_that_celery_may_interrupt(
     play: CeleryRuns,
 ) -> None:

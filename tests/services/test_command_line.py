@@ -227,3 +227,16 @@ def test_run_is_embedded_even_if_redis_is_configured(
     done = shell("run", "here.yaml", "--json", **service_processes.env)
     assert json.loads(done.out)["status"] == "COMPLETED"
     assert (tmp_path / ".dovetail").exists()
+
+
+def test_runs_are_deleted_and_pruned_directly_on_redis(asking: Asking) -> None:
+    flow = asking.write("pruned", "greet")
+    asking("workflows", "register", flow)
+    runs = [asking.json("trigger", "pruned")["run_id"] for _ in range(3)]
+    for run_id in runs:
+        asking.dispatch_effects("runs", "watch", run_id)
+    assert asking.json("runs", "delete", runs[0][:10]) == {"deleted": runs[:1], "refused": []}
+    asking("runs", "delete", runs[0], code=1)
+    done = asking.json("runs", "prune", "--older-than", "0", "--workflow", "pruned")
+    assert done == {"runs": 2, "dry_run": False}
+    assert asking.json("runs", "list", "--workflow", "pruned")["items"] == []

@@ -21,7 +21,7 @@ from dovetail.engine.commands import Commands
 from dovetail.engine.distributed.orchestrator import DistributedOrchestrator
 from dovetail.engine.ports import RunQuery
 from dovetail.redis_client.pipelined import PipelinedRedis, RedisError
-from dovetail.stores.redis.store import keys_of
+from dovetail.stores.redis.codec import keys_of
 from dovetail.wiring.distributed import ARCHIVE, commanding
 
 from ..servers.server import free_port
@@ -136,6 +136,7 @@ async def test_a_run_is_created_executed_and_read(commands: Commands) -> None:
     short = await commands.get_run(run_id, nodes=False)
     whole = await commands.get_run(run_id)
     assert whole.pop("nodes")[1]["output"] == "hello 3"
+    assert whole.pop("forked_from") is None
     assert short == whole
     (listed,) = (await commands.list_runs(RunQuery(workflow="read")))["items"]
     assert listed == short
@@ -332,6 +333,43 @@ async def test_a_run_whose_trigger_process_died_is_created(
             await asyncio.sleep(0.1)
     assert [run.status for run in made] == ["COMPLETED"] * len(accepted)
     assert set(accepted) <= set(await ids(commands, workflow="left"))
+
+
+@BOTH
+async def test_a_fork_whose_process_died_is_created_and_reuses_what_was_done(
+    commands: Commands, service_processes: ServiceProcesses, tmp_path: Path
+) -> None:
+    nodes = [{"id": "a", "handler": "greet"}, {"id": "b", "handler": "greet"}]
+    old = await run_of(commands, flow("forked", *nodes))
+    call = f'fork("{old.id}", from_node="b", idempotency_key="k")'
+    (accepted,) = await accepted_by_who_dies(service_processes, tmp_path, call)
+    if service_processes.database_url is not None:
+        service_processes.start("orchestrator")
+    while True:
+        try:
+            made = await commands.wait(accepted)
+            break
+        except NotFound:
+            await asyncio.sleep(0.1)
+    assert (made.status, made.forked_from) == ("COMPLETED", old.id)
+    assert [node.attempt for node in made.nodes] == [0, 1]
+    assert made.node("a").output == old.node("a").output
+    assert await commands.verify(accepted) == []
+    again = await commands.fork(old.id, from_node="b", idempotency_key="k")
+    assert again == (accepted, False)
+
+
+@BOTH
+async def test_a_fork_of_a_fork_reuses_the_outputs_of_the_first_run(commands: Commands) -> None:
+    nodes = [{"id": "a", "handler": "greet"}, {"id": "b", "handler": "greet"}]
+    run = await run_of(commands, flow("again", *nodes))
+    for _ in range(3):
+        made = await commands.wait((await commands.fork(run.id)).run_id)
+        assert (made.status, made.forked_from) == ("COMPLETED", run.id)
+        assert [node.attempt for node in made.nodes] == [0, 0]
+        assert [node.output for node in made.nodes] == [node.output for node in run.nodes]
+        assert await ids(commands, workflow="again", status="COMPLETED", limit=1) == [made.id]
+        run = made
 
 
 @BOTH

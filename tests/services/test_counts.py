@@ -303,7 +303,7 @@ async def test_a_queued_node_takes_little_memory(
     bench: CountedServices, commands: Commands
 ) -> None:
     """Everything at once: its state, its event, its message."""
-    listed = [{"id": f"n{i}", "handler": "sleep"} for i in range(FAN)]
+    listed = [{"id": f"n{i}", "handler": "fail"} for i in range(FAN)]
     stopped = {"name": "stopped", "nodes": listed}
     bench.counters[1].pause()
     try:
@@ -315,7 +315,7 @@ async def test_a_queued_node_takes_little_memory(
         await commands.cancel(made.run_id)
     finally:
         bench.counters[1].resume()
-    while await bench.ask("XLEN", "tasks:sleep"):
+    while await bench.ask("XLEN", "tasks:fail"):
         await asyncio.sleep(0.01)
 
 

@@ -14,9 +14,9 @@ from dovetail.config import Settings
 from dovetail.core.errors import NotFound
 from dovetail.core.transitions import Stop
 from dovetail.engine.commands import Commands
-from dovetail.engine.distributed import orchestrator, triggers
+from dovetail.engine.distributed import deletion, orchestrator, triggers
 from dovetail.engine.distributed.orchestrator import DistributedOrchestrator
-from dovetail.engine.ports import Task
+from dovetail.engine.ports import RunQuery, Task
 from dovetail.handlers.builtin import builtin_registry
 from dovetail.redis_client.pipelined import PipelinedRedis, RedisError
 from dovetail.stores.redis.records import RedisRecords
@@ -82,6 +82,22 @@ async def test_without_an_archive_old_runs_are_deleted_with_all_their_keys(
             await asyncio.sleep(0.02)
         again = await commands.trigger(FLOW, idempotency_key="k")
         assert again.created, "a key is kept as long as the run"
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_orchestrators_delete_from_the_archive_what_is_older_than_its_retention(
+    redis_url: str, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deletion, "RETENTION_PAUSE_SECONDS", 0.05)
+    settings = Settings(
+        redis_url=redis_url, database_url=postgres_url, archive_retention_days=1 / 86400
+    )
+    async with everything(settings) as commands:
+        run_id = (await commands.trigger(FLOW, idempotency_key="k")).run_id
+        await commands.wait(run_id)
+        await gone(commands, run_id)
+        assert (await commands.list_runs(RunQuery(workflow="f")))["items"] == []
+        assert (await commands.trigger(FLOW, idempotency_key="k")).created
 
 
 @pytest.mark.usefixtures("impatient")

@@ -18,8 +18,8 @@ from dovetail.engine.ports import LogQuery
 from dovetail.handlers.builtin import builtin_registry
 from dovetail.handlers.registry import describe
 from dovetail.stores.redis import store as redis_store
+from dovetail.stores.redis.codec import keys_of
 from dovetail.stores.redis.logs import LogAppender
-from dovetail.stores.redis.store import keys_of
 from dovetail.wiring.distributed import commanding, orchestrate, working
 
 from ..log_writer import chunk

@@ -22,9 +22,9 @@ from dovetail.core.transitions import Claim, Complete, Fail, Wake
 from dovetail.engine.commands import Commands
 from dovetail.redis_client.pipelined import PipelinedRedis
 from dovetail.stores.redis import store as redis
+from dovetail.stores.redis.codec import PARTS, keys_of
 from dovetail.stores.redis.doctor import reach
 from dovetail.stores.redis.repair import write_back
-from dovetail.stores.redis.store import PARTS, keys_of
 from dovetail.wiring.distributed import commanding
 
 from ..engine.harness import definition

@@ -22,7 +22,8 @@ from dovetail.engine.commands import Commands
 from dovetail.handlers.builtin import builtin_registry
 from dovetail.handlers.registry import describe
 from dovetail.redis_client.pipelined import PipelinedRedis
-from dovetail.stores.redis.store import RedisStore, keys_of
+from dovetail.stores.redis.codec import keys_of
+from dovetail.stores.redis.store import RedisStore
 from dovetail.wiring.distributed import commanding, orchestrate, working
 
 from ..contracts.stores import read

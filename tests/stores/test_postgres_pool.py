@@ -155,6 +155,19 @@ class TestTheSchema:
         postgres_server.execute("DROP TABLE dovetail.runs", url)
         await pool.ping()
 
+    async def test_tables_of_the_first_version_are_brought_up_to_date(
+        self, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(postgres_pool, "SCHEMA_VERSION", 1)
+        async with PostgresPool(url) as old:
+            await old.ping()
+            added = "INSERT INTO dovetail.batches (batch_id, workflow, count, created_at) VALUES ('b', 'w', 2, 1)"  # noqa: E501
+            await old.transact(lambda connection: connection.execute(added))
+        monkeypatch.undo()
+        async with PostgresPool(url) as pool:
+            assert [row[0] for row in await pool.rows("schema_version")] == [SCHEMA_VERSION]
+            assert (await pool.row("read_batch", "b"))[-2:] == (0, None)
+
     async def test_a_migration_that_fails_leaves_nothing(
         self, url: str, pool: PostgresPool, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -16,9 +17,10 @@ from dovetail.redis_client.pipelined import Command, PipelinedRedis
 from dovetail.stores.records import Definitions
 from dovetail.stores.redis import run_index
 from dovetail.stores.redis.accepted import RedisAcceptedRuns
+from dovetail.stores.redis.codec import keys_of
 from dovetail.stores.redis.records import RedisRecords
 from dovetail.stores.redis.run_index import RUNS, batch_number, batch_of
-from dovetail.stores.redis.store import RedisStore, keys_of
+from dovetail.stores.redis.store import RedisStore
 
 from .test_records import (
     NOW,
@@ -777,6 +779,34 @@ async def test_a_key_is_free_as_soon_as_its_run_is_deleted(keeper: RedisKeeper) 
     assert await keeper.statuses() == [new.run_id]
     with pytest.raises(KeyUsed):
         await keeper.accept(submit(key=("run", "k", "other")), NOW + 8 * DAY)
+
+
+@pytest.mark.parametrize("commands", range(1, 9))
+async def test_a_deletion_that_crashed_is_completed_later_and_shows_nothing_meanwhile(
+    keeper: RedisKeeper, commands: int
+) -> None:
+    run = submit(key=("run", "k", "b"))
+    await keeper.accept(run, NOW)
+    await keeper.cancel(run, NOW)
+    crashing = RedisRecords(Crashing(keeper.pipe, commands))  # type: ignore[arg-type]
+    with suppress(ConnectionError):
+        await crashing.delete([run.run_id])
+    with pytest.raises(NotFound):
+        await keeper.records.summary(run.run_id)
+    assert await keeper.statuses() == []
+    assert await keeper.records.delete([run.run_id]) == [], "it is gone for its caller"
+    await keeper.records.expire(NOW + 8 * DAY)
+    assert {key for key in await keeper.keys() if not key.startswith("wf:def:")} == set()
+
+
+async def test_only_a_finished_run_is_deleted_and_its_key_with_it(keeper: RedisKeeper) -> None:
+    run = submit(key=("run", "k", "b"))
+    await keeper.accept(run, NOW)
+    assert await keeper.records.delete([run.run_id]) == []
+    await keeper.cancel(run, NOW + 1)
+    assert await keeper.records.delete([run.run_id], ended_before=NOW) == []
+    assert await keeper.records.delete([run.run_id], ended_before=NOW + 1) == [run.run_id]
+    assert {key for key in await keeper.keys() if not key.startswith("wf:def:")} == set()
 
 
 class Crashing:

@@ -134,7 +134,9 @@ def test_a_failed_attempt_is_logged_by_services_with_its_traceback(
     task = Task("r1", "fetch", Token(1, 2, 3), "h", {}, {}, {}, 1.0)
     log_failure(task, {"traceback": f"{head}\n  File \nValueError: x"})
     first, *block = said(capsys)
-    assert first.startswith("fetch: warning: attempt 2 of node 'fetch' of run r1 failed")
+    assert first.partition(" ")[2].startswith(
+        "fetch: warning: attempt 2 of node 'fetch' of run r1 failed"
+    )
     assert block == [f"  | {head}", "  |   File ", "  | ValueError: x"]
     show_logs(Settings.model_validate(SETTINGS))
     log_failure(task, {"traceback": head})

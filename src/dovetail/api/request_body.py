@@ -210,6 +210,9 @@ DEFINITION_SCHEMA = {"$ref": "#/components/schemas/Definition"}
 DEFINITION = BodyField(
     "a definition", lambda value: isinstance(value, dict), DEFINITION_SCHEMA, required=True
 )
+OPTIONAL_DEFINITION = DEFINITION._replace(
+    schema={"anyOf": [DEFINITION_SCHEMA, {"type": "null"}]}, required=False
+)
 FLAG = BodyField(
     "true or false", lambda value: isinstance(value, bool), {"type": ["boolean", "null"]}
 )

@@ -1,7 +1,8 @@
-"""Runs: trigger, read, retry, cancel, repair. Their events are in `events`."""
+"""Runs: trigger, read, retry, fork, cancel, repair, delete. Their events are in `events`."""
 
 from __future__ import annotations
 
+import logging
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -9,7 +10,7 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from dovetail.api.admission import waits
+from dovetail.api.admission import caller_of, waits
 from dovetail.api.outputs import (
     FULL,
     SHOWN,
@@ -27,6 +28,7 @@ from dovetail.api.request_body import (
     DEFINITION,
     FLAG,
     NO_FIELDS,
+    OPTIONAL_DEFINITION,
     PARAMS,
     TEXT,
     VERSION,
@@ -71,6 +73,7 @@ from dovetail.engine.ports import RunQuery
 from dovetail.engine.views import run_view, with_warnings
 
 router = APIRouter(tags=["runs"])
+log = logging.getLogger("dovetail.api")
 
 MAX_WAIT_SECONDS = 24 * 3600.0
 
@@ -133,6 +136,9 @@ class RunItem(Reply):
 
 
 class Run(RunItem):
+    forked_from: str | None = Field(
+        default=None, description="the run that it is a fork of; left out with `nodes=false`"
+    )
     nodes: list[NodeItem] = Field(default=[], description="left out with `nodes=false`")
 
 
@@ -195,6 +201,13 @@ class RetryPlan(Reply):
     reuse: list[str]
 
 
+class ForkPlan(Reply):
+    rerun: list[str] = Field(description="the nodes that would run")
+    reuse: list[str] = Field(
+        description="the nodes that would begin with the old output, or be skipped again"
+    )
+
+
 # ── parameters, bodies and examples ─────────────────────────────────────────────────────
 
 WhichOutputs = Annotated[
@@ -251,7 +264,7 @@ _LARGE = {
     "dependencies": [],
     "output": _LARGE_OUTPUT,
 }
-_RUN = {**_SUMMARY, "nodes": [_NODE, _LARGE]}
+_RUN = {**_SUMMARY, "forked_from": None, "nodes": [_NODE, _LARGE]}
 _RUNNING = {
     **_RUN,
     "status": "RUNNING",
@@ -275,6 +288,17 @@ _RUN_DEFINITION = RequestBody(
     {"definition": DEFINITION_EXAMPLE, "params": {"who": "Ada"}},
 )
 _RETRY = RequestBody("RetryRequest", {"from": TEXT, "dry_run": FLAG}, {"from": "end"})
+_FORK = RequestBody(
+    "ForkRequest",
+    {
+        "definition": OPTIONAL_DEFINITION,
+        "version": VERSION,
+        "params": PARAMS,
+        "from": TEXT,
+        "dry_run": FLAG,
+    },
+    {"definition": DEFINITION_EXAMPLE},
+)
 _REPAIR = RequestBody("RepairRequest", {"dry_run": FLAG}, {})
 
 
@@ -548,6 +572,40 @@ async def retry(
 
 
 @router.post(
+    "/runs/{run_id}/fork",
+    summary="A new run that begins with the finished nodes of this one",
+    status_code=202,
+    response_model=Triggered,
+    responses={
+        **made_replies(_TRIGGERED, Triggered),
+        200: reply(
+            _PLAN,
+            model=Triggered | ForkPlan,
+            description="the run that this key made before; with `dry_run`, the plan",
+        ),
+        409: {},
+    },
+    openapi_extra=_FORK.openapi,
+)
+async def fork(run_id: str, request: Request, idempotency_key: IdempotencyKey = None) -> Response:
+    here = await maker_of(request)
+    body = await _FORK.read(request, here)
+    definition, version, params, from_node, dry_run = body.fields.values()
+    if definition is not None:
+        source = BodyPart(body.source, "definition")
+        definition = await check_definition(request, here, source)
+    given = {"definition": definition, "version": version, "params": params}
+    async with here.making:
+        if dry_run:
+            plan = await here.commands.plan_fork(run_id, **given, from_node=from_node)
+            return json_answer(plan)
+        accepted = await here.commands.fork(
+            run_id, **given, from_node=from_node, idempotency_key=idempotency_key
+        )
+        return await _accepted(here, accepted)
+
+
+@router.post(
     "/runs/{run_id}/cancel",
     summary="Cancel what has not finished",
     status_code=202,
@@ -584,3 +642,15 @@ async def cancel(
 async def repair(run_id: str, request: Request, here: Here) -> Response:
     (dry_run,) = (await _REPAIR.read(request, here)).fields.values()
     return json_answer(await here.commands.repair(run_id, dry_run=bool(dry_run)))
+
+
+@router.delete(
+    "/runs/{run_id}",
+    summary="Delete a finished run and everything that belongs to it",
+    status_code=204,
+    responses={409: {}},
+)
+async def delete_run(run_id: str, request: Request, here: Here) -> Response:
+    await here.commands.delete_run(run_id)
+    log.info("run %s was deleted for %s", run_id, caller_of(request))
+    return Response(status_code=204)

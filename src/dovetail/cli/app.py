@@ -38,8 +38,9 @@ app = lazy_group(
             {
                 **_at("runs", "list", "show", "why"),
                 **_at("logs", "logs"),
-                **_at("run_control", "watch", "retry", "resume", "cancel", "repair"),
+                **_at("run_control", "watch", "retry", "fork", "resume", "cancel", "repair"),
                 **_at("runs", "results", "events", "verify"),
+                **_at("deletion", "delete", "prune"),
             },
         ),
         "batches": lazy_group("batches", "See how batches went.", _at("batches", "list", "show")),

@@ -48,13 +48,13 @@ class NodeRow:
 
     __slots__ = (
         "attempt",
-        "cached",
         "cause",
         "fraction",
         "id",
         "message",
         "reason",
         "retry",
+        "reuse",
         "started",
         "status",
         "stopped",
@@ -73,7 +73,8 @@ class NodeRow:
         self.started: float | None = None
         self.stopped: float | None = None
         """When it finished, by itself or not."""
-        self.cached = False
+        self.reuse = ""
+        """Where its output came from, if it did not run: `cached`, or `reused` by a fork."""
         self.reason: str | None = None
         self.cause: str | None = None
         self.fraction: float | None = None
@@ -120,6 +121,8 @@ class Board:
         board.counts.clear()
         for row, node in zip(board.rows, nodes, strict=True):
             _read(row, node, run.waits.get(row.id))
+            if row.reuse and run.view["forked_from"] and _begins_with(run.view, node):
+                row.reuse = "reused"
             board.counts[row.status] += 1
             board._sort_in(row)
         return board
@@ -184,11 +187,16 @@ def _keep(group: dict[str, NodeRow], row: NodeRow, belongs: bool) -> None:
 def _read(row: NodeRow, node: Mapping[str, Any], wait: NodeWait | None) -> None:
     row.status, row.attempt = NodeStatus(node["status"]), node["attempt"]
     row.started, row.stopped = _seconds(node["started_at"]), _seconds(node["finished_at"])
-    row.cached = row.status is NodeStatus.COMPLETED and not row.attempt
+    row.reuse = "cached" if row.status is NodeStatus.COMPLETED and not row.attempt else ""
     row.reason, row.cause = node["reason"], node["cause"]
     if wait is not None:
         row.until, row.tag, row.retry = wait.until, wait.resource_tag, wait.retry
         row.message = "" if wait.error is None else _words(wait.error)
+
+
+def _begins_with(run: Mapping[str, Any], node: Mapping[str, Any]) -> bool:
+    """Whether a node ended as its run began."""
+    return bool(node["finished_at"] == run["created_at"])
 
 
 def _seconds(time: str | None) -> float | None:
@@ -226,9 +234,12 @@ def _retrying(row: NodeRow, at: float, data: Mapping[str, Any]) -> None:
     row.message = _words(data["error"])
 
 
-def _cached(row: NodeRow, at: float, data: Mapping[str, Any]) -> None:
-    row.cached = True
-    _ended(row, NodeStatus.COMPLETED, at, data)
+def _reuses(word: str) -> Callable[[NodeRow, float, Mapping[str, Any]], None]:
+    def end(row: NodeRow, at: float, data: Mapping[str, Any]) -> None:
+        row.reuse = word
+        _ended(row, NodeStatus.COMPLETED, at, data)
+
+    return end
 
 
 def _ended(row: NodeRow, status: NodeStatus, at: float, data: Mapping[str, Any]) -> None:
@@ -248,8 +259,8 @@ _CHANGES: dict[str, Callable[[NodeRow, float, Mapping[str, Any]], None]] = {
     "node.parked": _parked,
     "node.retrying": _retrying,
     "node.lost": _queued,
-    "node.cached": _cached,
-    "node.reused": _cached,
+    "node.cached": _reuses("cached"),
+    "node.reused": _reuses("reused"),
     "node.completed": _ends_as(NodeStatus.COMPLETED),
     "node.failed": _ends_as(NodeStatus.FAILED),
     "node.skipped": _ends_as(NodeStatus.SKIPPED),
@@ -298,8 +309,8 @@ def row_line(row: NodeRow, ids: int, now: float, *, bar: bool = False) -> Line:
 
 
 def _ran(row: NodeRow, now: float, bar: bool) -> Line:
-    if row.cached:
-        return [("cached", "dim")]
+    if row.reuse:
+        return [(row.reuse, "dim")]
     if row.started is None:
         return [("not started", "dim")]  # it failed before: its config could not be made
     running = row.status is NodeStatus.RUNNING

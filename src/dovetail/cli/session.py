@@ -25,6 +25,7 @@ from dovetail.cli.summary import (
     SHORT_ID,
     command,
     error_words,
+    fork_hint,
     resume_hint,
     retry_hint,
     run_ending,
@@ -84,16 +85,19 @@ class Session:
         registry: Registry | None,
         write: Write | None,
         handlers: Sequence[str] = (),
+        definition: str | None = None,
     ) -> None:
         """Without a registry the run is not driven here, only followed.
 
         With `write` the run is not shown; at its end it is written as one JSON document.
-        `handlers` were loaded for it; the commands that the ending proposes repeat them.
+        `handlers` were loaded for it, and `definition` is its file; the commands that the ending
+        proposes repeat them.
         """
         self._settings = settings
         self._registry = registry
         self._write = write
         self._handlers = handlers
+        self._definition = definition
         self._paints = write is None and streams.is_terminal(sys.stdout)
         self._run_id = ""
         self._driven = registry is not None
@@ -194,6 +198,7 @@ class Session:
                 print_lines(await failure_lines(commands, run, short))
                 with suppress(Conflict):  # another process has retried it already
                     plan = await commands.plan_retry(run["run_id"])
+                    print_lines(fork_hint(run, short, self._definition, self._handlers))
                     streams.say(retry_hint(run["status"], short, plan, self._handlers))
             sys.stdout.flush()
         self._printed = True

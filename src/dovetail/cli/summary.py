@@ -24,10 +24,19 @@ MAX_CAUSES = 10
 MAX_CAUSE_LINES = 5
 _LONGEST_CAUSE_LINE = 1_000
 
-_DEFINITION_ERRORS = ("invalid_config", "invalid_url", "missing_value", "template_error")
+_DEFINITION_ERRORS = frozenset(
+    {
+        "invalid_config",
+        "invalid_url",
+        "missing_value",
+        "not_found",
+        "template_error",
+        "template_forbidden",
+    }
+)
 """Errors that a wrong definition may cause. A retry would only repeat them."""
 _MAY_BE_WRONG = (
-    "a wrong definition: correct the file and run it again; a retry would use the stored one",
+    "a wrong definition: correct the file and fork the run, as below; a retry uses the old one",
     "a wrong handler or service: correct it and retry the run, as below",
 )
 
@@ -101,6 +110,16 @@ def retry_hint(
     ]
 
 
+def fork_hint(
+    run: Mapping[str, Any], short_id: str, file: str | None, handlers: Sequence[str]
+) -> Iterator[Line]:
+    """The command for a run whose definition may be at fault: what completed is not run again."""
+    if run["status"] == RunStatus.FAILED and _is_definition_at_fault(run):
+        name = "FILE.yaml" if file is None else file
+        typed = command("runs", "fork", short_id, "--definition", name, handlers=handlers)
+        yield [(f"fix {printable(name)}, then:  ", "dim"), (typed, "bold")]
+
+
 def watch_hint(short_id: str) -> Line:
     """The command that follows a run that services drive."""
     return [("follow it with:  ", "dim"), (command("runs", "watch", short_id), "bold")]
@@ -144,19 +163,27 @@ def result_lines(value: Any) -> Iterator[Line]:
 
 def causes(run: Mapping[str, Any]) -> Iterator[Line]:
     """Each node that failed by itself, not because a dependency failed."""
-    found = [
-        (node["id"], node["error"] or {})
-        for node in run["nodes"]
-        if node["status"] == NodeStatus.FAILED and node["reason"] != Reason.DEPENDENCY_FAILED
-    ]
+    found = _failures(run)
     for node_id, error in found[:MAX_CAUSES]:
         yield from _cause(node_id, error)
     if len(found) > MAX_CAUSES:
         more = counted(len(found) - MAX_CAUSES, "more failed node")
         yield [(f"  and {more}; --json prints all of them", "dim")]
-    if any(error.get("type") in _DEFINITION_ERRORS for _, error in found):
+    if _is_definition_at_fault(run):
         for advice in _MAY_BE_WRONG:
             yield [(advice, "dim")]
+
+
+def _failures(run: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    return [
+        (node["id"], node["error"] or {})
+        for node in run["nodes"]
+        if node["status"] == NodeStatus.FAILED and node["reason"] != Reason.DEPENDENCY_FAILED
+    ]
+
+
+def _is_definition_at_fault(run: Mapping[str, Any]) -> bool:
+    return any(error.get("type") in _DEFINITION_ERRORS for _, error in _failures(run))
 
 
 def _cause(node_id: str, error: dict[str, Any]) -> Iterator[Line]:

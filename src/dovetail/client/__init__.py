@@ -275,9 +275,48 @@ class Dovetail:
         wanted = text_or_none("from_node", from_node)
         return _run(await commands.retry_run(text("run_id", run_id), wanted))
 
+    async def fork(
+        self,
+        run_id: str,
+        *,
+        definition: Workflow | None = None,
+        version: int | str | None = None,
+        params: Mapping[str, Any] | None = None,
+        from_node: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Run:
+        """Start a new run that begins with the finished nodes of this one; returns at once.
+
+        Without `definition`, a dict or a path, and without `version` of the same workflow, the
+        new run has the definition of the old one; without `params`, its params. Reused are the
+        nodes that are equal in both and COMPLETED there, with all their ancestors; with other
+        params only with `from_node`, and never that node or what depends on it. The old run may be
+        in any state and stays as it is. Raises as `trigger`.
+        """
+        commands = self._commands
+        given = None
+        if definition is not None:
+            given = await definition_meant_by(definition, self._limits)
+        accepted = await commands.fork(
+            text("run_id", run_id),
+            definition=given,
+            version=version_or_none("version", version),
+            params=params_or_none(params),
+            from_node=text_or_none("from_node", from_node),
+            idempotency_key=text_or_none("idempotency_key", idempotency_key),
+        )
+        if not accepted.created:
+            with suppress(Conflict):  # as with `trigger`
+                await self._take_over([accepted.run_id])
+        return _warned(await self.get_run(accepted.run_id), accepted)
+
     async def cancel(self, run_id: str) -> Run:
         """Cancel what has not finished, whichever process drives it. `NotFound`, `Conflict`."""
         return _run(await self._commands.cancel_run(text("run_id", run_id)))
+
+    async def delete_run(self, run_id: str) -> None:
+        """Delete a finished run and everything that belongs to it. `NotFound`, `Conflict`."""
+        await self._commands.delete_run(text("run_id", run_id))
 
     async def repair(self, run_id: str, *, dry_run: bool = False) -> Repaired:
         """Rebuild a run's state from its own log; with `dry_run`, only say what differs.

@@ -143,6 +143,7 @@ class Run(_Answer):
     duration: float | None
     error: dict[str, Any] | None
     result: Any
+    _forked_from: str | None
     _nodes: dict[str, RunNode] | None
     warnings: list[dict[str, Any]]
 
@@ -151,7 +152,8 @@ class Run(_Answer):
         nodes = None
         if "nodes" in fields:
             nodes = {node["id"]: RunNode.from_api(node) for node in fields["nodes"]}
-        return super().from_api({"warnings": [], **fields, "_nodes": nodes})
+        detail = {"_forked_from": fields.get("forked_from"), "_nodes": nodes}
+        return super().from_api({"warnings": [], **fields, **detail})
 
     @property
     def nodes(self) -> dict[str, RunNode]:
@@ -163,6 +165,15 @@ class Run(_Answer):
         return self._nodes
 
     @property
+    def forked_from(self) -> str | None:
+        """The run that it is a fork of, if it is one."""
+        if self._nodes is None:
+            raise AttributeError(
+                f"a list has its runs without their origin; get_run('{self.run_id}') has it"
+            )
+        return self._forked_from
+
+    @property
     def outputs(self) -> dict[str, Any]:
         nodes = self.nodes.items()
         return {name: node.output for name, node in nodes if node.status == "COMPLETED"}
@@ -170,10 +181,13 @@ class Run(_Answer):
     def to_dict(self) -> dict[str, Any]:
         """As `GET /runs/<id>` answers, so `nodes` is a list; a run of a list has none."""
         view = super().to_dict()
-        nodes = view.pop("_nodes")
+        nodes, forked_from = view.pop("_nodes"), view.pop("_forked_from")
         if not self.warnings:
             del view["warnings"]
-        return view if nodes is None else {**view, "nodes": [n.to_dict() for n in nodes.values()]}
+        if nodes is None:
+            return view
+        listed = [node.to_dict() for node in nodes.values()]
+        return {**view, "forked_from": forked_from, "nodes": listed}
 
     def __repr__(self) -> str:
         return self._shown("run_id", "workflow", "version", "status", "epoch", "duration", "error")

@@ -10,6 +10,7 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict
+from math import inf
 from typing import Any, Literal, cast
 from urllib.parse import quote
 
@@ -51,6 +52,8 @@ FIRST_POLL_SECONDS, MAX_POLL_SECONDS = 0.05, 1.0
 """Between two requests for the state of a batch; the pause grows."""
 FULL: Query = {"outputs": "full"}
 """A reply with every output in it, however large."""
+DELETE_SIZE = 8
+"""Runs that are deleted side by side."""
 JSON, YAML = "application/json", "application/yaml"
 MAX_BODY_BYTES = 1 << 30
 """The server sets the limit; this one protects the memory here."""
@@ -146,6 +149,61 @@ class RemoteEngine:
         made, created = await self._make("runs", workflow, body, version, idempotency_key)
         return Accepted(made["run_id"], created, findings_of(made.get("warnings", ())))
 
+    async def fork(
+        self,
+        run_id: str,
+        *,
+        definition: Source | Mapping[str, Any] | Checked | None = None,
+        version: int | str | None = None,
+        params: Mapping[str, Any] | None = None,
+        from_node: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Accepted:
+        key = os.urandom(16).hex() if idempotency_key is None else idempotency_key
+        body = self._fork_body(definition, version, params, from_node)
+        try:
+            made, status = await self._connection.made(at("runs", run_id, "fork"), body, key)
+        except InvalidParams:
+            raise
+        except InvalidDefinition as error:
+            raise await self._found_by(error, definition or {}) from None
+        created = idempotency_key is None or status != 200
+        return Accepted(made["run_id"], created, findings_of(made.get("warnings", ())))
+
+    async def plan_fork(
+        self,
+        run_id: str,
+        *,
+        definition: Source | Mapping[str, Any] | Checked | None = None,
+        version: int | str | None = None,
+        params: Mapping[str, Any] | None = None,
+        from_node: str | None = None,
+    ) -> dict[str, Any]:
+        body = self._fork_body(definition, version, params, from_node, dry_run=True)
+        try:
+            return await self._post(at("runs", run_id, "fork"), body, repeatable=True)
+        except InvalidParams:
+            raise
+        except InvalidDefinition as error:
+            raise await self._found_by(error, definition or {}) from None
+
+    def _fork_body(
+        self,
+        definition: Source | Mapping[str, Any] | Checked | None,
+        version: int | str | None,
+        params: Mapping[str, Any] | None,
+        from_node: str | None,
+        **more: Any,
+    ) -> bytes:
+        fields = {
+            "definition": None if definition is None else self._data(definition),
+            "version": version,
+            "params": None if params is None else apply_params(None, params),
+            "from": from_node,
+            **more,
+        }
+        return self._as_json({name: value for name, value in fields.items() if value is not None})
+
     async def _make(
         self,
         what: Literal["runs", "batches"],
@@ -213,7 +271,7 @@ class RemoteEngine:
         page = await self._get(at("runs"), **wanted)
         for run in page["items"]:
             # A page has room for small results; each other one is fetched by itself.
-            if looks_like_a_reference(run["result"]):
+            if query.max_result_bytes is None and looks_like_a_reference(run["result"]):
                 path = at("runs", run["run_id"], "result")
                 run["result"] = await self._connection.call("GET", path, query={"partial": "true"})
         return page
@@ -280,6 +338,28 @@ class RemoteEngine:
     async def repair(self, run_id: str, *, dry_run: bool = False) -> dict[str, Any]:
         body = _json({"dry_run": dry_run})
         return await self._post(at("runs", run_id, "repair"), body, repeatable=True)
+
+    async def delete_run(self, run_id: str) -> None:
+        await self._connection.call("DELETE", at("runs", run_id))
+
+    async def delete_runs(self, run_ids: Sequence[str], *, ended_before: float = inf) -> list[str]:
+        """The server has no time limit for a deletion: the caller has read when they ended."""
+        deleted: list[str] = []
+        for first in range(0, len(run_ids), DELETE_SIZE):
+            some = run_ids[first : first + DELETE_SIZE]
+            done = await asyncio.gather(*map(self._delete_finished, some))
+            deleted += [run_id for run_id, is_gone in zip(some, done, strict=True) if is_gone]
+        return deleted
+
+    async def _delete_finished(self, run_id: str) -> bool:
+        try:
+            await self.delete_run(run_id)
+        except (Conflict, NotFound):
+            return False
+        return True
+
+    async def reclaim_space(self) -> None:
+        """The server does so itself."""
 
     async def owner(self, run_id: str) -> Owner:
         run = await self._get(at("runs", run_id), nodes="false")

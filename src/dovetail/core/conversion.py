@@ -1,9 +1,8 @@
-"""Encodes an output: JSON as it is, and richer Python values the way pydantic's JSON mode writes
-them.
+"""Encodes outputs that are richer than JSON, the way pydantic's JSON mode writes them.
 
 Accepted beside JSON are pydantic models, dataclasses, datetimes, dates, UUIDs, Decimals, enums and
-sets, nested as deep as JSON may be. An output that is JSON already is not looked at twice. Types
-are recognised by reading the type only: an object may do anything when it is read.
+sets, nested as deep as JSON may be. An output that is JSON already never comes here. Types are
+recognised by reading the type only: an object may do anything when it is read.
 """
 
 from __future__ import annotations
@@ -15,13 +14,9 @@ from dovetail.core.errors import Path, format_path, one_line
 from dovetail.core.values import MAX_BYTES, MAX_DEPTH, NotJson, encode
 
 
-def encode_output(value: Any, *, max_bytes: int = MAX_BYTES) -> bytes:
-    """An output as JSON text. Raises `NotJson` with the first fault, or if it is too large."""
-    try:
-        return encode(value, max_bytes=max_bytes)
-    except NotJson as problem:
-        if problem.code == "too_large":
-            raise
+def encode_rich(value: Any, *, max_bytes: int = MAX_BYTES) -> bytes:
+    """An output that `encode` refused as JSON text. Raises `NotJson` with the first fault, or if it
+    is too large."""
     # What is not converted stays in its place, and `encode` reports it with its path.
     return encode(_Conversion(max_bytes).of(value, (), 0), max_bytes=max_bytes)
 

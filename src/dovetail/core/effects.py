@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from heapq import heappop, heappush
 from typing import Any
 
+from orjson import dumps
+
 from dovetail.core.errors import TemplateError
 from dovetail.core.events import TRACEBACK, Event, Token
 from dovetail.core.run import NodeState, Phase, RunState, encoded_size
@@ -151,7 +153,9 @@ def queue_node(run: RunState, index: int, out: Decision, now: float, nonce: int)
 
 def weigh(run: RunState, node: NodeState, output: Any) -> dict[str, Any] | None:
     """Add an output to the run's bytes; the error if the run would exceed its limit."""
-    kept, size, limit = run.kept_bytes, encoded_size(output), run.max_bytes
+    kept, limit = run.kept_bytes, run.max_bytes
+    # As `encoded_size`, without the call: every node comes here.
+    size = len(dumps(output)) if type(output) is dict else encoded_size(output)
     if limit is not None and kept + size > limit:
         # The same words as in effects.lua.
         message = (

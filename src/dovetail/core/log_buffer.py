@@ -202,6 +202,8 @@ def cut(text: str, unseen: int = 0, max_bytes: int = MAX_LINE_BYTES) -> str:
     `unseen` bytes of the line were not redacted and are not in the text. Then the end of the text
     may be the beginning of a secret, and is thrown away.
     """
+    if not unseen and len(text) * 4 <= max_bytes:  # whatever the characters are
+        return text
     encoded = text.encode()
     if not unseen and len(encoded) <= max_bytes:
         return text

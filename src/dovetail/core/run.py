@@ -123,6 +123,7 @@ class RunState:
         "error",
         "failed",
         "finished_at",
+        "forked_from",
         "graph",
         "held",
         "id",
@@ -150,6 +151,8 @@ class RunState:
         self.graph = graph
         self.params = params
         self.version = version
+        self.forked_from: str | None = None
+        """The run that this one is a fork of."""
         self.status: RunStatus = RunStatus.PENDING
         self.epoch = 1
         self.nodes = [NodeState(1, len(spec.parents)) for spec in graph.nodes]

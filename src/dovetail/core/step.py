@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping
 from heapq import heapify
 from typing import Any
 
+from dovetail.core.dag import layers
 from dovetail.core.effects import (
     COMPLETED,
     HELD,
@@ -89,8 +90,9 @@ def begin(submit: Submit, now: float, nonce: int) -> tuple[RunState, Decision]:
     run = RunState(submit.run_id, submit.graph, submit.params, now, submit.version)
     run.logged = submit.logged
     run.max_bytes = submit.max_bytes
+    run.forked_from = submit.forked_from
     out = Decision()
-    log(run, out, now, "run.created", {"workflow": submit.graph.name, "version": submit.version})
+    log(run, out, now, "run.created", created_data(submit))
     run.status = RunStatus.RUNNING
     run.started_at = now
     log(run, out, now, "run.started")
@@ -104,15 +106,46 @@ def begin(submit: Submit, now: float, nonce: int) -> tuple[RunState, Decision]:
     return run, out
 
 
+def created_data(submit: Submit) -> dict[str, Any]:
+    """The data of `run.created`."""
+    data: dict[str, Any] = {"workflow": submit.graph.name, "version": submit.version}
+    if submit.forked_from is not None:
+        data["forked_from"] = submit.forked_from
+    return data
+
+
 def reuse(run: RunState, outputs: Mapping[str, Any], out: Decision, now: float) -> None:
-    """Begin with these nodes as COMPLETED, with outputs of an earlier run. None was started."""
-    graph, nodes = run.graph, run.nodes
-    for index, spec in enumerate(graph.nodes):
-        if spec.id in outputs:
+    """Begin with these nodes as COMPLETED, with outputs of an earlier run. None was started.
+
+    The outputs count towards the run's limit. A node whose output is beyond it is not reused, and
+    no node below it is: they run.
+    """
+    specs, nodes = run.graph.nodes, run.nodes
+    fitting = outputs.keys() if run.max_bytes is None else _fitting(run, outputs)
+    for index, spec in enumerate(specs):
+        if spec.id in fitting:
             nodes[index].output = outputs[spec.id]
             finish(run, nodes[index], COMPLETED, now)
             record_change(run, index, out, now, "node.reused")
     count_parents(run, [i for i, node in enumerate(nodes) if node.status is PENDING])
+
+
+def _fitting(run: RunState, outputs: Mapping[str, Any]) -> set[str]:
+    """The nodes whose outputs the run may keep; parents come before their children."""
+    specs, fitting = run.graph.nodes, set()
+    runs: set[int] = set()
+    for layer in layers([spec.parents for spec in specs]):
+        for index in layer:
+            spec = specs[index]
+            is_below = not runs.isdisjoint(spec.parents)
+            if spec.id not in outputs:
+                if is_below:
+                    runs.add(index)
+            elif is_below or weigh(run, run.nodes[index], outputs[spec.id]):
+                runs.add(index)
+            else:
+                fitting.add(spec.id)
+    return fitting
 
 
 def step(run: RunState, transition: Transition, now: float, nonce: int) -> Decision:

@@ -28,8 +28,11 @@ class Submit(NamedTuple):
     place: tuple[int, int] | None = None
     """In a batch: the batch's number and the run's index in it."""
     reused: Mapping[str, Any] | None = None
-    """Outputs of an earlier run by node: these nodes begin as COMPLETED. Only the memory store
-    supports it."""
+    """Outputs of an earlier run by node: these nodes begin as COMPLETED."""
+    forked_from: str | None = None
+    """The run that this one is a fork of. Without `reused`, the outputs are read from there."""
+    reuse: Sequence[str] = ()
+    """Of a fork: the nodes that `core/fork.py` found reusable when the fork was accepted."""
     max_bytes: int | None = None
     """The limit on all outputs of the run. It is kept with the run, so that each process and each
     replay decides by the same number."""

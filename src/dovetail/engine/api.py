@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Container, Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from typing import Any, Literal, NamedTuple, Protocol
 
 from dovetail.core.definition.source import Source
@@ -116,6 +117,36 @@ class EngineApi(Protocol):
         """
         ...
 
+    async def fork(
+        self,
+        run_id: str,
+        *,
+        definition: Source | Mapping[str, Any] | Checked | None = None,
+        version: int | str | None = None,
+        params: Mapping[str, Any] | None = None,
+        from_node: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Accepted:
+        """Make a new run that begins with the finished nodes of an older run, in any state.
+
+        `version` is of the older run's workflow. Without both, the definition is the older run's
+        own; without `params`, the params are. Raises as `trigger`, and `NotFound` for a `from_node`
+        that the definition does not have.
+        """
+        ...
+
+    async def plan_fork(
+        self,
+        run_id: str,
+        *,
+        definition: Source | Mapping[str, Any] | Checked | None = None,
+        version: int | str | None = None,
+        params: Mapping[str, Any] | None = None,
+        from_node: str | None = None,
+    ) -> dict[str, Any]:
+        """The nodes that a fork would run, and those it would reuse. Raises as a fork."""
+        ...
+
     async def receipt(self, run_id: str) -> dict[str, Any]:
         """The reply to a trigger: readable as soon as the trigger was accepted."""
         ...
@@ -197,6 +228,19 @@ class EngineApi(Protocol):
 
         Raises `BrokenRun` for a log that is damaged itself.
         """
+        ...
+
+    async def delete_run(self, run_id: str) -> None:
+        """Delete a run with everything that belongs to it. Raises `Conflict` if it is not
+        finished."""
+        ...
+
+    async def delete_runs(self, run_ids: Sequence[str], *, ended_before: float = inf) -> list[str]:
+        """Delete the finished ones of these runs; returns the deleted ones. See `DurableStore`."""
+        ...
+
+    async def reclaim_space(self) -> None:
+        """Give the space of deleted runs back to the disk, as far as that is this engine's."""
         ...
 
     async def owner(self, run_id: str) -> Owner: ...

@@ -19,6 +19,7 @@ from collections.abc import (
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from math import inf
 from typing import Any, NamedTuple, cast
 
 import orjson
@@ -44,6 +45,7 @@ from dovetail.core.errors import (
     shown,
 )
 from dovetail.core.events import Event
+from dovetail.core.fork import ForkPlan, plan_fork
 from dovetail.core.node_logs import LEVELS, MAX_CHUNK_BYTES, StoredChunk, log_page
 from dovetail.core.outputs import ONLY_SIZES, OutputReference, ReadBudget, parts
 from dovetail.core.run import RunState
@@ -114,6 +116,15 @@ MAX_TRIES = 3
 _AGAIN = (RunStatus.FAILED, RunStatus.CANCELLED)
 _ALIAS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _MAX_ALIAS_LENGTH = 128
+
+
+class _PlannedFork(NamedTuple):
+    submit: Submit
+    """Without the outputs that it reuses."""
+    plan: ForkPlan
+    warnings: Sequence[Problem]
+    sha256: str | None
+    """Of a definition that is not registered."""
 
 
 class _Compiled(NamedTuple):
@@ -277,6 +288,70 @@ class Commands:
         except KeyUsed as known:
             return Accepted(request.answer(known), created=False, warnings=warnings)
         return Accepted(run_id, created=True, warnings=warnings)
+
+    async def fork(
+        self,
+        run_id: str,
+        *,
+        definition: Source | Mapping[str, Any] | Checked | None = None,
+        version: int | str | None = None,
+        params: Mapping[str, Any] | None = None,
+        from_node: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Accepted:
+        body = {"params": params, "from": from_node}
+        request = KeyedRequest("fork", run_id, version, body, idempotency_key)
+        try:
+            fork = await self._planned_fork(run_id, definition, version, params, from_node)
+        except (InvalidDefinition, NotFound) as refusal:
+            given: Given = "" if definition is None else definition
+            return Accepted(await self._made_before(request, given, refusal), created=False)
+        submit = fork.submit._replace(
+            key=request.key(fork.sha256), reused=fork.plan.reuse, reuse=[*fork.plan.reuse]
+        )
+        try:
+            await self.orchestrator.submit(submit)
+        except KeyUsed as known:
+            return Accepted(request.answer(known), created=False, warnings=fork.warnings)
+        return Accepted(submit.run_id, created=True, warnings=fork.warnings)
+
+    async def plan_fork(
+        self,
+        run_id: str,
+        *,
+        definition: Source | Mapping[str, Any] | Checked | None = None,
+        version: int | str | None = None,
+        params: Mapping[str, Any] | None = None,
+        from_node: str | None = None,
+    ) -> dict[str, Any]:
+        fork = await self._planned_fork(run_id, definition, version, params, from_node)
+        rerun = set(fork.plan.rerun)
+        names = [spec.id for spec in fork.submit.graph.nodes]
+        return {"rerun": fork.plan.rerun, "reuse": [one for one in names if one not in rerun]}
+
+    async def _planned_fork(
+        self,
+        run_id: str,
+        definition: Source | Mapping[str, Any] | Checked | None,
+        version: int | str | None,
+        params: Mapping[str, Any] | None,
+        from_node: str | None,
+    ) -> _PlannedFork:
+        if definition is not None and version is not None:
+            message = "give a definition or a version of the run's workflow, not both"
+            raise InvalidParams([Problem("invalid_field", message, "version")])
+        old = await self.store.load(run_id)
+        graph, schema, number, sha256 = old.graph, None, old.version, None
+        if definition is not None or version is not None:
+            given: Given = old.graph.name if definition is None else definition
+            graph, schema, number, sha256, _ = await self._compile(given, version)
+        else:
+            schema = None if graph.workflow is None else graph.workflow.params
+            if self.drives:
+                self._check_handlers(old)
+        checked, warnings = check_params(schema, old.params if params is None else params)
+        submit = Submit(new_id(), graph, checked, number, forked_from=run_id)
+        return _PlannedFork(submit, plan_fork(old, submit, from_node), warnings, sha256)
 
     async def _made_before(
         self, request: KeyedRequest, given: Given, refusal: InvalidDefinition | NotFound
@@ -566,7 +641,7 @@ class Commands:
     ) -> RunState:
         """Open a new epoch; the run is driven here if no process drives it."""
         if self.drives and await self.store.owner_of(run_id) in ("none", "gone"):
-            await self._check_handlers(run_id)
+            self._check_handlers(await self.store.load(run_id, outputs=False))
         run = await self._move(Retry(run_id, from_node), budget)
         if self.drives and await self.store.owner_of(run_id) == "gone":
             await self._take_over([run_id])
@@ -604,6 +679,27 @@ class Commands:
             "reuse": [name for place, name in enumerate(names) if place not in rerun],
         }
 
+    # ── runs are deleted ─────────────────────────────────────────────────────────────────
+
+    async def delete_run(self, run_id: str) -> None:
+        for _ in range(MAX_TRIES):
+            if await self.store.delete([run_id]):
+                return
+            view = await self.records.summary(run_id, 0)
+            if view["finished_at"] is None:
+                goes_on = " and some of its nodes still run" if view["status"] in FINAL else ""
+                raise Conflict(
+                    f"run {run_id} is {view['status']}{goes_on}: only a finished run can be "
+                    "deleted; cancel it, or wait for its end"
+                )
+        raise StoreError(f"run '{run_id}' changes while it is deleted; try again")
+
+    async def delete_runs(self, run_ids: Sequence[str], *, ended_before: float = inf) -> list[str]:
+        return await self.store.delete(run_ids, ended_before=ended_before)
+
+    async def reclaim_space(self) -> None:
+        await self.store.reclaim_space()
+
     # ── ownership of runs ────────────────────────────────────────────────────────────────
 
     async def owner(self, run_id: str) -> Owner:
@@ -630,22 +726,22 @@ class Commands:
                 raise Conflict(f"run {run_id} is {run.status}: there is nothing to resume")
             case "elsewhere":
                 raise Conflict(f"run {run_id} is driven by another process, which is alive")
-        await self._check_handlers(run_id)
+        self._check_handlers(await self.store.load(run_id, outputs=False))
         return await self._take_over([run_id])
 
     async def _can_be_driven(self, run_id: str) -> bool:
         try:
-            return not await self._unknown_handlers(run_id)
+            return not self._unknown_handlers(await self.store.load(run_id, outputs=False))
         except BrokenRun:
             return (
                 True  # the process that takes it over finds that it cannot be read, and leaves it
             )
 
-    async def _check_handlers(self, run_id: str) -> None:
-        if unknown := await self._unknown_handlers(run_id):
+    def _check_handlers(self, run: RunState) -> None:
+        if unknown := self._unknown_handlers(run):
             names = ", ".join(f"'{name}'" for name in unknown)
             raise Conflict(
-                f"run {run_id} needs handlers that are not known here: {names}; "
+                f"run {run.id} needs handlers that are not known here: {names}; "
                 "load them with --handlers"
             )
 
@@ -654,10 +750,9 @@ class Commands:
         await self.orchestrator.dispatch_effects(adopted.values())
         return list(adopted)
 
-    async def _unknown_handlers(self, run_id: str) -> list[str]:
+    def _unknown_handlers(self, run: RunState) -> list[str]:
         if self.known_handlers is None:
             return []
-        run = await self.store.load(run_id, outputs=False)
         used = dict.fromkeys(spec.handler for spec in run.graph.nodes)
         return [name for name in used if name not in self.known_handlers]
 

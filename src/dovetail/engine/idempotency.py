@@ -25,9 +25,10 @@ _LEVELS_AROUND_PARAMS = 2
 class KeyedRequest(NamedTuple):
     """What is asked for, as it is asked."""
 
-    what: Literal["run", "batch"]
+    what: Literal["run", "batch", "fork"]
     workflow: str | None
-    """The name of a registered one; a definition that is not registered has none."""
+    """The name of a registered one; a definition that is not registered has none. Of a fork: the
+    run that is forked."""
     version: int | str | None
     body: Any
     idempotency_key: str | None

@@ -17,6 +17,7 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Literal, NamedTuple, Protocol
 
 import orjson
@@ -197,6 +198,20 @@ class DurableStore(Store, Protocol):
 
         Raises `NotFound`, or `Conflict` for a run that has ended.
         """
+        ...
+
+    async def delete(self, run_ids: Sequence[str], *, ended_before: float = inf) -> list[str]:
+        """Delete the finished ones of these runs, with everything that belongs to them; returns
+        the runs that this call deleted.
+
+        A run that is not there, is not finished, or ended after that time, stays as it is. Of a
+        deletion and a retry at the same moment, one wins. Nothing that arrives later for a deleted
+        run brings it back. Safe to repeat after a crash.
+        """
+        ...
+
+    async def reclaim_space(self) -> None:
+        """Give the space of deleted runs back to the disk, where the store does not do it."""
         ...
 
 

@@ -34,6 +34,7 @@ def run_view(run: RunState, *, nodes: bool = True) -> dict[str, Any]:
         result=result(run),
     )
     if nodes:
+        view["forked_from"] = run.forked_from
         names = [spec.id for spec in run.graph.nodes]
         view["nodes"] = [
             _node_view(spec, node, names)

@@ -29,11 +29,12 @@ log = logging.getLogger("dovetail.worker")
 class Watched(Protocol):
     """A worker; its methods are called from the watchdog's thread."""
 
-    is_watched: bool
-    """Set by the worker when it has work, cleared by the watchdog when it has none."""
-
     @property
     def is_busy(self) -> bool: ...
+
+    def unwatched(self) -> None:
+        """It has no work: it has to ask to be watched again when it has."""
+        ...
 
     def look(self, now: float) -> None:
         """Warn of a handler that blocks the loop."""
@@ -52,7 +53,6 @@ class Watchdog:
 
     def watch(self, worker: Watched) -> None:
         """Look at this worker from now on, until it has no work."""
-        worker.is_watched = True
         with self._lock:
             self._workers[id(worker)] = worker
             self._wanted.set()
@@ -93,8 +93,8 @@ class Watchdog:
     def _leave(self, key: int, worker: Watched) -> None:
         with self._lock:
             self._workers.pop(key, None)
-        worker.is_watched = False
-        if worker.is_busy:  # since just now, and it may have seen that it is watched
+        worker.unwatched()
+        if worker.is_busy:  # since just now, when it was watched still
             self.watch(worker)
 
 

@@ -209,7 +209,7 @@ class Worker:
         """For how long the loop was blocked while handlers waited, in seconds, all in all."""
         self._ticked_at = 0.0
         self._ticks = False
-        self.is_watched = False
+        self._is_watched = False
         self._blocking: tuple[Task, float] | None = None
         """The start that the watchdog found at the loop, and since when."""
         self._warned_of: Task | None = None
@@ -374,7 +374,8 @@ class Worker:
                     tasks = [task for task in tasks if _order(task) not in self._unmet]
                 self._busy += len(tasks)
                 self._claimed.extend(tasks)
-                if not self.is_watched:
+                if not self._is_watched:
+                    self._is_watched = True
                     WATCHDOG.watch(self)
             else:
                 self._slot_freed.clear()
@@ -480,6 +481,9 @@ class Worker:
     @property
     def is_busy(self) -> bool:
         return self._busy > 0
+
+    def unwatched(self) -> None:
+        self._is_watched = False
 
     def look(self, now: float) -> None:
         """Warn of a handler that blocks the loop beyond its timeout; called by the watchdog."""

@@ -29,13 +29,13 @@ from dovetail.core.caching import (
     names_digest,
     secrets_digest,
 )
-from dovetail.core.conversion import encode_output
+from dovetail.core.conversion import encode_rich
 from dovetail.core.effects import COMPLETED
 from dovetail.core.errors import DovetailError, PermanentError, RetryableError, SecretInKey
 from dovetail.core.outputs import INLINE_BYTES, MAX_INPUT_BYTES, SETTING, check_room
 from dovetail.core.redaction import Redactor
 from dovetail.core.templates import MAX_CONFIG_SIZE, render_deferred, secrets_read
-from dovetail.core.values import MAX_BYTES, NotJson
+from dovetail.core.values import MAX_BYTES, NotJson, encode
 from dovetail.engine.ports import OnLines, Report, Task
 from dovetail.handlers.context import Context, TrackedContext, unread
 from dovetail.handlers.failure import describe
@@ -314,6 +314,8 @@ def _seen_at_once(
     return inputs
 
 
+_NO_NAMES: frozenset[str] = frozenset()
+
 # ── calls ────────────────────────────────────────────────────────────────────────────────
 
 
@@ -340,18 +342,18 @@ class RegistryCalls:
         self._registry = registry
         self._secrets = dict(secrets or {})
         self._max_config_bytes = max_config_bytes
-        self._max_output_bytes = max_output_bytes
+        self.max_output_bytes = max_output_bytes
         self._budget = InputBudget(max_input_bytes)
         self._elsewhere = elsewhere
-        self._log_rules = log_rules
-        self._redactor = Redactor({**self._secrets, **(sensitive or {})})
-        self._outputs_as_text = outputs_as_text and not self._redactor
+        self.log_rules = log_rules
+        self.redactor = Redactor({**self._secrets, **(sensitive or {})})
+        self.outputs_as_text = outputs_as_text and not self.redactor
 
     def open(self, task: Task, report: Report, on_lines: OnLines = unread) -> HandlerCall:
         try:
             handler = self._registry.get(task.handler)
             config = task.config
-            names: frozenset[str] = frozenset()
+            names = _NO_NAMES
             if task.deferred:
                 # Checked again: a definition may be older than the rule, a message may be forged.
                 config = render_deferred(
@@ -366,51 +368,62 @@ class RegistryCalls:
             prepared = handler.prepare(config)
         except DovetailError as problem:
             # Not retried: the same definition would fail again on this worker.
-            described = describe(problem, self._redactor.redact_shown)
+            described = describe(problem, self.redactor.redact_shown)
             message = f"node '{task.node_id}': {described['message']}"
             raise _refusal(message, described["type"], described) from None
         except BaseException as problem:  # the handler's own validator is broken
-            described = describe(problem, self._redactor.redact_shown)
+            described = describe(problem, self.redactor.redact_shown)
             message = f"node '{task.node_id}': its config could not be checked: "
             message += f"{described['type']}: {described['message']}"
             raise _refusal(message, "invalid_config", described) from None
         reads = None if task.cache is None else self._reads(task, handler)
-        context = (Context if reads is None else TrackedContext)(
+        if reads is None:
+            context: Context = TaskContext(self, task, handler, names, report, on_lines)
+        else:
+            context = self._tracked(task, handler, names, report, on_lines, reads)
+        return HandlerCall(self, handler, prepared, context, reads)
+
+    def _tracked(
+        self,
+        task: Task,
+        handler: Handler,
+        names: frozenset[str],
+        report: Report,
+        on_lines: OnLines,
+        reads: Reads,
+    ) -> TrackedContext:
+        context = TrackedContext(
             run_id=task.run_id,
             node_id=task.node_id,
             attempt=task.token.attempt,
             epoch=task.token.epoch,
-            params=task.params if task.params is not None else partial(self._params, task),
-            inputs=partial(self._inputs, task, reads),
-            secrets=self._secrets if handler.secrets else _NotDeclared(handler.name),
+            params=self.params_of(task),
+            inputs=partial(self.inputs_of, task, reads),
+            secrets=self.secrets_of(handler),
             secret_names=names,
             report_progress=partial(report, task),
-            redactor=self._redactor,
-            seen=None if reads is None else reads.saw,
-            log_rules=self._log_rules,
+            redactor=self.redactor,
+            seen=reads.saw,
+            log_rules=self.log_rules,
             on_lines=on_lines,
         )
-        if isinstance(context, TrackedContext) and reads is not None:
-            context.on_decided = reads.decide_by_config
-        return HandlerCall(
-            handler,
-            prepared,
-            context,
-            self._redactor,
-            self._max_output_bytes,
-            self._outputs_as_text,
-            reads,
-        )
+        context.on_decided = reads.decide_by_config
+        return context
 
     def _reads(self, task: Task, handler: Handler) -> Reads:
         digest = partial(secrets_digest, self._secrets)
         return Reads(handler.version, digest, config_has_secrets=bool(task.deferred))
 
-    def _params(self, task: Task) -> dict[str, Any]:
+    def params_of(self, task: Task) -> dict[str, Any] | Callable[[], dict[str, Any]]:
+        if task.params is not None:
+            return task.params
         assert self._elsewhere is not None, "a worker that takes such tasks can read them"  # noqa: S101
-        return self._elsewhere(task).params()
+        return self._elsewhere(task).params
 
-    def _inputs(self, task: Task, reads: Reads | None) -> dict[str, Any]:
+    def secrets_of(self, handler: Handler) -> Mapping[str, str]:
+        return self._secrets if handler.secrets else _NotDeclared(handler.name)
+
+    def inputs_of(self, task: Task, reads: Reads | None) -> dict[str, Any]:
         if reads is None:
             return inputs_of(task, self._elsewhere, self._budget, None, None)
         return inputs_of(task, self._elsewhere, self._budget, reads.saw_input, reads.saw_names)
@@ -476,38 +489,63 @@ class _NotDeclared(dict[str, str]):
         )
 
 
-class HandlerCall:
-    __slots__ = (
-        "_as_text",
-        "_config",
-        "_context",
-        "_handler",
-        "_max_output_bytes",
-        "_reads",
-        "_redactor",
-        "is_async",
-        "is_logged",
-    )
+class TaskContext(Context):
+    """The context of a claimed task, made for each start: it reads from the task what handlers
+    seldom ask for."""
+
+    __slots__ = ("_calls", "_handler", "_task", "_tell")
 
     def __init__(
         self,
+        calls: RegistryCalls,
+        task: Task,
+        handler: Handler,
+        names: frozenset[str],
+        report: Report,
+        on_lines: OnLines,
+    ) -> None:
+        self._calls, self._task, self._handler, self._tell = calls, task, handler, report
+        self.run_id, self.node_id = task.run_id, task.node_id
+        self.epoch, self.attempt, _ = task.token
+        self.secret_names = names
+        self._log_rules, self._redactor, self._on_lines = calls.log_rules, calls.redactor, on_lines
+        self._seen = self._params = self._inputs = self._log = self._lines = self._event = None
+        self._cancelled = False
+
+    @property
+    def _given_params(self) -> Any:  # type: ignore[override]
+        return self._calls.params_of(self._task)
+
+    @property
+    def _given_inputs(self) -> Any:  # type: ignore[override]
+        return self._calls.inputs_of(self._task, None)
+
+    @property
+    def secrets(self) -> Mapping[str, str]:  # type: ignore[override]  # a handler only reads it
+        return self._calls.secrets_of(self._handler)
+
+    def _report(self, fraction: float, message: str) -> None:
+        self._tell(self._task, fraction, message)
+
+
+class HandlerCall:
+    __slots__ = ("_calls", "_config", "_context", "_handler", "_reads", "is_async", "is_logged")
+
+    def __init__(
+        self,
+        calls: RegistryCalls,
         handler: Handler,
         config: Any,
         context: Context,
-        redactor: Redactor,
-        max_output_bytes: int,
-        as_text: bool,
-        reads: Reads | None = None,
+        reads: Reads | None,
     ) -> None:
+        self._calls = calls
         self._handler = handler
         self._config = config
         self._context = context
-        self._redactor = redactor
-        self._max_output_bytes = max_output_bytes
-        self._as_text = as_text
         self._reads = reads
         self.is_async = handler.is_async
-        self.is_logged = context.log_rules is not NO_LOG
+        self.is_logged = calls.log_rules is not NO_LOG
 
     def begin(self, task: Task) -> Any:
         if self.is_logged:
@@ -518,23 +556,23 @@ class HandlerCall:
         self._context.cancel()
 
     def warn(self, message: str) -> None:
-        if (log := self._context.lines()) is not None:
+        if (log := self._context._open_log()) is not None:
             log.add("WARNING", WORKER_LOGGER, message)
 
     def end_log(self) -> None:
-        self._context.end_log()
+        self._context._end_log()
 
     def seal(self, task: Task, output: Any) -> Any:
         """A JSON copy, so that the handler cannot change it any more."""
-        if self._context._lines is None:  # as `end_log`, without the call: every node comes here
+        if self._context._lines is None:  # as `_end_log`, without the call: every node comes here
             self._context._lines = ENDED
         else:
-            self._context.end_log()
+            self._context._end_log()
         try:
-            text = encode_output(output, max_bytes=self._max_output_bytes)
+            text = self._encoded(output)
         except NotJson as problem:
             kind = "too_large" if problem.code == "too_large" else "invalid_output"
-            message = self._redactor.redact_shown(problem.of_output())
+            message = self._calls.redactor.redact_shown(problem.of_output())
             raise PermanentError(message, type=kind) from None
         except BaseException as problem:  # a type of the handler's own that raises when read
             described = self.describe(problem)
@@ -542,14 +580,22 @@ class HandlerCall:
                 f"the handler's output cannot be read: {described['type']}: {described['message']}"
             )
             raise PermanentError(message, type="invalid_output") from problem
-        if self._as_text:
+        if self._calls.outputs_as_text:
             return orjson.Fragment(text)
         try:
-            return self._redactor.redact(orjson.loads(text))
+            return self._calls.redactor.redact(orjson.loads(text))
         except SecretInKey as problem:
             message = f"the output cannot be stored: {problem}"
-            message = self._redactor.redact_shown(message)
+            message = self._calls.redactor.redact_shown(message)
             raise PermanentError(message, type=problem.type) from None
+
+    def _encoded(self, output: Any) -> bytes:
+        try:
+            return encode(output, max_bytes=self._calls.max_output_bytes)
+        except NotJson as problem:
+            if problem.code == "too_large":
+                raise
+        return encode_rich(output, max_bytes=self._calls.max_output_bytes)
 
     def caching(self, task: Task) -> Caching | None:
         if task.cache is None or self._reads is None:
@@ -557,5 +603,5 @@ class HandlerCall:
         return task.cache._replace(facts=self._reads.facts)
 
     def describe(self, error: BaseException) -> dict[str, Any]:
-        self._context.end_log()
-        return describe(error, self._redactor.redact_shown)
+        self._context._end_log()
+        return describe(error, self._calls.redactor.redact_shown)

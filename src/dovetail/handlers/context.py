@@ -64,6 +64,7 @@ class Context:
         "_inputs",
         "_lines",
         "_log",
+        "_log_rules",
         "_on_lines",
         "_params",
         "_redactor",
@@ -71,7 +72,6 @@ class Context:
         "_seen",
         "attempt",
         "epoch",
-        "log_rules",
         "node_id",
         "run_id",
         "secret_names",
@@ -114,7 +114,7 @@ class Context:
         self._redactor = redactor
         self._seen = seen
         self._log: logging.LoggerAdapter[logging.Logger] | None = None
-        self.log_rules = log_rules
+        self._log_rules = log_rules
         self._on_lines = on_lines
         self._lines: AttemptLog | None = None
         self._event: asyncio.Event | None = None
@@ -152,23 +152,23 @@ class Context:
         if self._log is None:
             names = {"run_id": self.run_id, "node_id": self.node_id, "attempt": self.attempt}
             logger = logging.getLogger(HANDLER_LOGGER)
-            self._log = _NodeLog(logger, names, self._redaction(), self.lines())
+            self._log = _NodeLog(logger, names, self._redaction(), self._open_log())
         return self._log
 
-    def lines(self) -> AttemptLog | None:
+    def _open_log(self) -> AttemptLog | None:
         """The log of this attempt, made on first use; None if there is none, or it has ended."""
         if self._lines is None:
-            if self.log_rules is NO_LOG:
+            if self._log_rules is NO_LOG:
                 return None
             with _MAKING:
                 if self._lines is None:
                     attempt = Attempt(self.run_id, self.node_id, self.epoch, self.attempt)
                     self._lines = AttemptLog(
-                        attempt, self._redaction(), self.log_rules, self._on_lines
+                        attempt, self._redaction(), self._log_rules, self._on_lines
                     )
-        return self._lines.lines()
+        return self._lines._open_log()
 
-    def end_log(self) -> None:
+    def _end_log(self) -> None:
         """The attempt has ended: later lines are not part of its log."""
         if self._lines is None:
             self._lines = ENDED

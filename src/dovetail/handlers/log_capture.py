@@ -49,6 +49,8 @@ HANDLER_LOGGER = "dovetail.handler"
 WORKER_LOGGER = "dovetail.worker"
 BLOCK_CHARS = 256 << 10
 """Printed text is redacted in pieces of this size, at line ends: one may be a gigabyte."""
+BATCH_SECONDS = 0.002
+"""Lines that are printed within this time are redacted together, and have one time."""
 STREAM_LEVELS = {"stdout": "INFO", "stderr": "WARNING"}
 
 # The fields of every record; all others were given as `extra`.
@@ -74,12 +76,12 @@ NO_LOG = LogRules(max_bytes=0)
 
 
 class LogOwner(Protocol):
-    """An attempt whose handler runs."""
+    """An attempt whose handler runs: its context, whose other names are for the handler."""
 
     @property
-    def log_rules(self) -> LogRules: ...
+    def _log_rules(self) -> LogRules: ...
 
-    def lines(self) -> AttemptLog | None:
+    def _open_log(self) -> AttemptLog | None:
         """Its log, made at the first call; None once the attempt has ended."""
         ...
 
@@ -89,12 +91,14 @@ CURRENT: ContextVar[LogOwner | None] = ContextVar("dovetail_attempt", default=No
 
 
 class _Part:
-    """The beginning of a line whose end was not printed yet."""
+    """What was printed last: whole lines, and the beginning of a line."""
 
-    __slots__ = ("text", "unseen")
+    __slots__ = ("since", "text", "unseen")
 
     def __init__(self) -> None:
         self.text = ""
+        self.since = 0.0
+        """When the text began."""
         self.unseen = 0
         """Bytes of the line behind the text."""
 
@@ -133,7 +137,7 @@ class AttemptLog:
             "attempt": attempt.attempt,
         }
         self._redact: Callable[[Any], Any] = redactor.redact_shown
-        self.log_rules = rules
+        self._log_rules = rules
         self._on_lines = on_lines
         self._buffer = LogBuffer(attempt, rules.max_bytes)
         self._parts: dict[str, _Part] = {}
@@ -187,6 +191,7 @@ class AttemptLog:
     def printed(self, stream: str, text: str) -> bool:
         """Add what was printed, by line; the rest of it waits for its end."""
         text = storable(text)
+        now = time.time()
         with self._lock:
             if self.is_closed:
                 return False
@@ -195,12 +200,17 @@ class AttemptLog:
                 part = self._parts[stream] = _Part()
             if len(self._parts) > 1:
                 self._print_held_lines(but=stream)
-            end = text.rfind("\n")
-            if end >= 0 and (end == len(text) - 1 or not part.has_room(text)):
+            has_room = part.has_room(text)
+            if part.text and (not has_room or now - part.since > BATCH_SECONDS):
+                self._print_whole_lines(stream, part)
+                has_room = part.has_room(text)
+            if not part.text:
+                part.since = now
+            # Lines wait for those that follow at once: to redact them together is much faster, and
+            # a secret may go over several lines. `print` writes each word by itself.
+            if not has_room and (end := text.rfind("\n")) >= 0:
                 self._print_lines(stream, part, text[:end])
                 text = text[end + 1 :]
-            # Whole lines stay with the beginning of the next one: a secret may end there. `print`
-            # writes the end of its last line by itself.
             part.hold(text)
             untold, self._told = not self._told, True
         if untold:
@@ -209,9 +219,15 @@ class AttemptLog:
 
     def _print_held_lines(self, but: str = "") -> None:
         for stream, part in self._parts.items():
-            if "\n" in part.text and stream != but:
-                lines, _, part.text = part.text.rpartition("\n")
-                self._print_lines(stream, _Part(), lines)
+            if stream != but:
+                self._print_whole_lines(stream, part)
+
+    def _print_whole_lines(self, stream: str, part: _Part) -> None:
+        """Lines whose end was printed; the beginning of the next one stays."""
+        lines, line_end, rest = part.text.rpartition("\n")
+        if line_end:
+            part.text = rest
+            self._print_block(stream, lines, part.since)
 
     def _print_lines(self, stream: str, part: _Part, text: str) -> None:
         if part.unseen:
@@ -224,7 +240,7 @@ class AttemptLog:
             text = part.take()[0] + text
         at = 0
         while len(text) - at > BLOCK_CHARS:
-            if self._buffer.keeps_newest_only and len(text) - at > 2 * self.log_rules.max_bytes:
+            if self._buffer.keeps_newest_only and len(text) - at > 2 * self._log_rules.max_bytes:
                 at = self._skip(text, at)
             end = text.rfind("\n", at, at + BLOCK_CHARS)
             if end < 0:  # one line
@@ -234,33 +250,32 @@ class AttemptLog:
                 shown = cut(self._redact(held), byte_length(text[at + MAX_HELD_CHARS : end]))
                 self._print_line(stream, shown, time.time())
             else:
-                self._print_block(stream, text[at:end])
+                self._print_block(stream, text[at:end], time.time())
             at = end + 1
         if at <= len(text):
-            self._print_block(stream, text[at:])
+            self._print_block(stream, text[at:], time.time())
 
     def _skip(self, text: str, at: int) -> int:
         """Where the newest lines begin that can stay; lines before them are only counted."""
-        end = text.rfind("\n", at, len(text) - self.log_rules.max_bytes)
+        end = text.rfind("\n", at, len(text) - self._log_rules.max_bytes)
         if end < 0:
             return at
         lines = text.count("\n", at, end) + 1
         self._buffer.skip(lines, byte_length(text[at:end]) - lines + 1)
         return end + 1
 
-    def _print_block(self, stream: str, text: str) -> None:
-        now = time.time()
+    def _print_block(self, stream: str, text: str, at: float) -> None:
         for line in self._redact(text).split("\n"):
-            self._print_line(stream, cut(line), now)
+            self._print_line(stream, cut(line), at)
 
     def _print_part(self, stream: str, part: _Part) -> None:
         text, unseen = part.take()
-        self._print_line(stream, cut(self._redact(text), unseen), time.time())
+        self._print_line(stream, cut(self._redact(text), unseen), part.since)
 
     def _print_line(self, stream: str, text: str, at: float) -> None:
         self._buffer.add(LogLine(at, STREAM_LEVELS[stream], stream, text))
 
-    def lines(self) -> AttemptLog | None:
+    def _open_log(self) -> AttemptLog | None:
         return None if self.is_closed else self
 
     # ── for the worker ───────────────────────────────────────────────────────────────────
@@ -299,9 +314,9 @@ class _Muted:
     """Stands for an attempt while an event that its log has already is also printed."""
 
     def __init__(self, shows_stdout: bool) -> None:
-        self.log_rules = LogRules(level=sys.maxsize, shows_stdout=shows_stdout)
+        self._log_rules = LogRules(level=sys.maxsize, shows_stdout=shows_stdout)
 
-    def lines(self) -> None:
+    def _open_log(self) -> None:
         return None
 
 
@@ -327,9 +342,11 @@ def _hooked_call_handlers(self: logging.Logger, record: logging.LogRecord) -> No
     if owner is None:
         return _call_handlers(self, record)
     if _is_kept(self, record.levelno, owner):
-        with suppress(Exception):  # a log is never in the way of a handler
-            if log := owner.lines():
+        try:
+            if log := owner._open_log():
                 log.record(record)
+        except Exception:  # noqa: S110  (a log is never in the way of a handler)
+            pass
     if _is_enabled(self, record.levelno):  # as without this hook
         token = CURRENT.set(None)  # what prints it is not the handler
         try:
@@ -341,7 +358,7 @@ def _hooked_call_handlers(self: logging.Logger, record: logging.LogRecord) -> No
 
 def _is_kept(logger: logging.Logger | None, level: int, owner: LogOwner) -> bool:
     """The level of the log counts in place of the root logger's, other levels as they are set."""
-    if level < owner.log_rules.level:
+    if level < owner._log_rules.level:
         return False
     if logger is not None and level <= logger.manager.disable:
         return False
@@ -378,12 +395,14 @@ class CapturedStream:
         if owner is None or not isinstance(text, str):
             return self._stream.write(text)
         is_kept = False
-        if owner.log_rules.output:
-            with suppress(Exception):
-                log = owner.lines()
+        if owner._log_rules.output:
+            try:
+                log = owner._open_log()
                 is_kept = log is not None and log.printed(self._name, text)
+            except Exception:  # noqa: S110  (a log is never in the way of a handler)
+                pass
         is_muted = isinstance(owner, _Muted)
-        if (is_kept or is_muted) and self._name == "stdout" and not owner.log_rules.shows_stdout:
+        if (is_kept or is_muted) and self._name == "stdout" and not owner._log_rules.shows_stdout:
             return len(text)
         token = CURRENT.set(None)  # the stream may be one that logs
         try:
@@ -501,7 +520,7 @@ def _hooked_proxy(original: Callable[..., Any]) -> Callable[..., Any]:
             steps.insert(max(0, len(steps) - 1), _Recorder(owner, level))
             with suppress(Exception):
                 target = type(self)(self._logger, steps, self._context)
-        token = CURRENT.set(_MUTED[owner.log_rules.shows_stdout])
+        token = CURRENT.set(_MUTED[owner._log_rules.shows_stdout])
         try:
             return original(target, method_name, event, *args, **fields)
         finally:
@@ -520,7 +539,7 @@ class _Recorder:
 
     def __call__(self, logger: Any, method: str, event: Any) -> Any:
         with suppress(Exception):
-            if log := self._owner.lines():
+            if log := self._owner._open_log():
                 log.add(level_name(self._level), _name_of(logger, event), *_event_parts(event))
         return event
 

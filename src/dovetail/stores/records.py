@@ -265,6 +265,24 @@ def batch_counts(rows: Iterable[Sequence[Any]]) -> tuple[dict[str, int], int, fl
     return by_status, finished, ended
 
 
+def batch_end(
+    count: int,
+    counts: Mapping[str, int],
+    finished: int,
+    ended: float,
+    deleted: int,
+    deleted_end: float | None,
+) -> float | None:
+    """When the last run of a batch ended, if all have; 0 if no end is known.
+
+    `deleted` runs had ended, the last of them at `deleted_end`: the batch does not wait for them.
+    """
+    there = sum(counts.values())
+    if finished < there or there + deleted < count:
+        return None
+    return max(ended, deleted_end or 0.0)
+
+
 def batch_view(
     batch: tuple[str, str, int, Any],
     counts: dict[str, int],

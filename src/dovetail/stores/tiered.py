@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import suppress
+from math import inf
 from typing import Any, Literal, NamedTuple, Protocol
 
 from dovetail.core.errors import BrokenRun, Conflict, NotFound, StoreError
@@ -45,9 +46,10 @@ from dovetail.stores.records import (
     with_lost_lines,
 )
 from dovetail.stores.redis.archive import UNARCHIVED
+from dovetail.stores.redis.codec import keys_of
 from dovetail.stores.redis.limits import RedisLimits
 from dovetail.stores.redis.records import RedisRecords
-from dovetail.stores.redis.store import WATCH_PAGE, RedisStore, keys_of
+from dovetail.stores.redis.store import WATCH_PAGE, RedisStore
 
 RUN_POLL_SECONDS = 0.5
 """How often the archive is looked at for a run that will be back in Redis."""
@@ -86,6 +88,12 @@ class RunArchive(Protocol):
         ...
 
 
+class DeletesRuns(Protocol):
+    """Where everything of a run can be deleted: Redis alone, or Redis and its archive."""
+
+    async def delete(self, run_ids: Sequence[str], *, ended_before: float = ...) -> list[str]: ...
+
+
 class TieredRuns:
     def __init__(
         self,
@@ -93,11 +101,13 @@ class TieredRuns:
         hot: RedisStore,
         submissions: TriggerService,
         archive: RunArchive | None,
+        deleter: DeletesRuns,
     ) -> None:
         self._redis = redis
         self._hot = hot
         self._submissions = submissions
         self._archive = archive
+        self._deleter = deleter
 
     # ── runs are made and moved ──────────────────────────────────────────────────────────
 
@@ -179,6 +189,17 @@ class TieredRuns:
                 now,
                 why,
             )
+
+    # ── runs are deleted ─────────────────────────────────────────────────────────────────
+
+    async def delete(self, run_ids: Sequence[str], *, ended_before: float = inf) -> list[str]:
+        deleted = await self._deleter.delete(run_ids, ended_before=ended_before)
+        for run_id in deleted:
+            self._hot.forget(run_id)
+        return deleted
+
+    async def reclaim_space(self) -> None:
+        """Redis and PostgreSQL do so themselves."""
 
     # ── runs are read ────────────────────────────────────────────────────────────────────
 
@@ -414,7 +435,7 @@ class TieredRecords(PostgresRecords):
             for index, run_id, status in rows
         ]
 
-    async def _counted(self, number: int, count: int) -> tuple[dict[str, int], float | None]:
+    async def _counted(self, number: int) -> tuple[dict[str, int], int, float]:
         behind = await self._behind()
 
         async def read(connection: PostgresConnection) -> tuple[list[Any], list[Any]]:
@@ -434,7 +455,7 @@ class TieredRecords(PostgresRecords):
                 finished += (now.finished_at is not None) - (finished_at is not None)
                 ended = max(ended, now.finished_at or 0.0)
         by_status = {status: runs for status, runs in by_status.items() if runs}
-        return by_status, ended if finished == count else None
+        return by_status, finished, ended
 
     # ── workflows and limits ─────────────────────────────────────────────────────────────
 

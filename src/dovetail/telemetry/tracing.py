@@ -53,7 +53,15 @@ MAX_CACHED_CALLERS = 10_000
 MAX_SPAN_EVENTS = 100
 """Events of a run that its span shows."""
 SPAN_EVENTS = frozenset(
-    {"node.cached", "node.parked", "node.retrying", "node.lost", "node.skipped", "node.cancelled"}
+    {
+        "node.cached",
+        "node.reused",
+        "node.parked",
+        "node.retrying",
+        "node.lost",
+        "node.skipped",
+        "node.cancelled",
+    }
 )
 BEGINNINGS = frozenset({"run.created", "run.retried"})
 UNTRACED = ("/health/", "/metrics")

@@ -56,10 +56,10 @@ from dovetail.handlers.log_capture import capture_for_good
 from dovetail.handlers.registry import Registry
 from dovetail.redis_client.pipelined import Command, PipelinedRedis, RedisUnreachable
 from dovetail.redis_client.sync import SyncRedis, done
-from dovetail.stores.redis.codec import node_of
+from dovetail.stores.redis.codec import keys_of, node_of
 from dovetail.stores.redis.doctor import refuse_eviction, warn_of_lost_writes
 from dovetail.stores.redis.limits import RedisLimits
-from dovetail.stores.redis.store import RedisStore, keys_of
+from dovetail.stores.redis.store import RedisStore
 from dovetail.stores.redis.timers import RedisTimerIndex
 from dovetail.stores.redis.workers import (
     AnnouncedService,

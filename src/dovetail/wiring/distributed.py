@@ -24,13 +24,15 @@ from dataclasses import dataclass
 from functools import partial
 
 from dovetail.config import Settings, SettingsError, env_name
-from dovetail.core.errors import BrokenRun, DovetailError, StoreError
+from dovetail.core.errors import BrokenRun, DovetailError, NotFound, StoreError
 from dovetail.core.redaction import Redactor
+from dovetail.core.run import RunState
 from dovetail.core.transitions import Stop
 from dovetail.engine.cache import NodeCache
 from dovetail.engine.clock import Clock, StoreClock
 from dovetail.engine.commands import Commands
 from dovetail.engine.distributed.archiver import ArchiveEntry, Archiver, ArchiveWriter, Restorer
+from dovetail.engine.distributed.deletion import ArchiveRetention, RunDeleter
 from dovetail.engine.distributed.orchestrator import (
     CrashLimit,
     DistributedOrchestrator,
@@ -168,6 +170,8 @@ class ArchiveParts:
     records: TieredRecords
     restorer: Restorer
     archiver: Archiver
+    deleter: RunDeleter
+    retention: ArchiveRetention
     pool: PostgresPool
 
 
@@ -257,11 +261,22 @@ async def connected(
             if has_archive
             else _records(settings, pipe, store.origin),
             reaped=CrashLimit(store, bury, max_crashes=settings.max_crashes).reaped,
+            older_run=partial(_older_run, store, None if pool is None else PostgresArchive(pool)),
         )
         archive = None
         if writer is not None and pool is not None:
             archive = _archive(settings, apart, pool, writer, orchestrator)
         yield ServiceParts(pipe, store, orchestrator, clock, sender, archive)
+
+
+async def _older_run(store: RedisStore, archive: PostgresArchive | None, run_id: str) -> RunState:
+    """A run that was forked, from Redis or from the archive. Raises `NotFound`."""
+    try:
+        return await store.load(run_id)
+    except NotFound:
+        if archive is None:
+            raise
+    return await archive.load(run_id)
 
 
 def _archive(
@@ -284,10 +299,13 @@ def _archive(
     archiver = Archiver(
         writer,
         checkpoint_interval=settings.checkpoint_interval,
-        retention_seconds=settings.retention_days * DAY_SECONDS,
+        retention_seconds=settings.redis_retention_days * DAY_SECONDS,
         restore=restorer.restore_lost,
     )
-    return ArchiveParts(runs, records, restorer, archiver, pool)
+    deleter = RunDeleter(writer)
+    days = settings.archive_retention_days
+    retention = ArchiveRetention(deleter, writer, None if days is None else days * DAY_SECONDS)
+    return ArchiveParts(runs, records, restorer, archiver, deleter, retention, pool)
 
 
 @asynccontextmanager
@@ -373,6 +391,7 @@ async def orchestrate(
             duties += [
                 ("restoring", archive.restorer.run),
                 ("archiving", archive.archiver.run),
+                ("retention of the archive", archive.retention.run),
                 ("announcing the archive", lambda: _announce_archive(parts, archive.restorer)),
             ]
         async with asyncio.TaskGroup() as group:
@@ -690,7 +709,8 @@ async def commanding(
             *(acceptance, parts.orchestrator, parts.clock, _delayed),
             None if refused is None else RedisError(refused),
         )
-        runs = TieredRuns(parts.pipe, parts.store, submissions, past)
+        deleter = hot if archive is None else archive.deleter
+        runs = TieredRuns(parts.pipe, parts.store, submissions, past, deleter)
         fleet = WorkerRegistry(parts.pipe, heartbeat_timeout=settings.heartbeat_timeout)
 
         async def hindered() -> str | None:
@@ -737,7 +757,7 @@ def _records(
     return RedisRecords(
         pipe,
         limits=RedisLimits(pipe, buckets(settings)),
-        retention_seconds=settings.retention_days * DAY_SECONDS,
+        retention_seconds=settings.redis_retention_days * DAY_SECONDS,
         origin=origin,
     )
 

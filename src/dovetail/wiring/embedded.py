@@ -16,9 +16,11 @@ from typing import Protocol
 
 from dovetail.config import Settings
 from dovetail.core.definition.validation import DefinitionLimits
+from dovetail.core.errors import StoreError
 from dovetail.core.events import Event
 from dovetail.core.run import RunState
 from dovetail.core.templates import MAX_CONFIG_SIZE
+from dovetail.core.text import counted
 from dovetail.core.transitions import Stop
 from dovetail.engine.cache import NodeCache, Versions
 from dovetail.engine.clock import Clock, steady_clock
@@ -30,6 +32,7 @@ from dovetail.engine.local.orchestrator import LocalOrchestrator
 from dovetail.engine.local.task_source import LocalTaskSource, LoggingStore
 from dovetail.engine.ports import Calls, DoctorFinding, Task
 from dovetail.engine.ports import RateLimiter as RateLimits
+from dovetail.engine.supervisor import run_every
 from dovetail.engine.worker import Worker
 from dovetail.handlers.calls import OutputSource, RegistryCalls
 from dovetail.handlers.log_capture import LogRules, capturing
@@ -40,6 +43,11 @@ from dovetail.stores.sqlite.limits import BucketFile
 from dovetail.stores.sqlite.records import SqliteRecords
 from dovetail.stores.sqlite.store import InstrumentedSqliteStore, SqliteObserver, SqliteStore
 from dovetail.transports.local import LocalTransport, NoTransport
+
+DAY_SECONDS = 86400.0
+RETENTION_PAUSE_SECONDS = 15.0
+
+log = logging.getLogger("dovetail.store")
 
 
 class LocalStore(LoggingStore, Protocol):
@@ -201,13 +209,39 @@ async def embedded(
         if listener is not None:
             listener.watch_queue(engine.depths)
         await rates.refresh()
+        retaining = asyncio.create_task(_retain(store, settings.retention_days, clock))
         try:
             with capturing(log_rules(settings)):
                 async with engine:
                     yield commands
                     await engine.worker.drain(settings.drain_seconds)
         finally:
+            retaining.cancel()
+            await asyncio.gather(retaining, return_exceptions=True)
             shared.close()
+
+
+async def _retain(store: SqliteStore, days: float | None, clock: Clock) -> None:
+    """Delete runs that ended long ago, and give the space of deleted runs back, for ever.
+
+    Any number of processes on a file may do so: a run is deleted once. A store that is lost ends
+    the engine, and this with it.
+    """
+
+    async def once() -> None:
+        try:
+            if days is not None:
+                deleted = await store.delete_ended(clock() - days * DAY_SECONDS)
+                if deleted:
+                    log.info(
+                        "retention: deleted %s that ended more than %g days ago",
+                        *(counted(deleted, "run"), days),
+                    )
+            await store.reclaim_space()
+        except StoreError as error:
+            log.warning("retention: %s; trying again", error)
+
+    await run_every(RETENTION_PAUSE_SECONDS, once)
 
 
 @asynccontextmanager

@@ -85,6 +85,7 @@ def _findings(handlers: Sequence[str]) -> Iterator[CheckResult]:
     yield from _archive(settings)
     yield from _secrets(settings)
     yield _handlers(settings, handlers)
+    yield _retention(settings)
     if settings.redis_url is not None:
         yield from asyncio.run(_redis(settings))
     elif settings.db.exists():
@@ -149,6 +150,21 @@ def _handlers(settings: Settings, specs: Sequence[str]) -> CheckResult:
     except DovetailError as error:
         return CheckResult("handlers", False, str(error), "correct it, or do not load it")
     return CheckResult("handlers", True, f"{len(known)} known")
+
+
+def _retention(settings: Settings) -> CheckResult:
+    """How long finished runs are kept, as the settings say."""
+
+    def kept(days: float | None) -> str:
+        return "for ever" if days is None else f"for {days:g} {'day' if days == 1 else 'days'}"
+
+    if settings.redis_url is None:
+        message = f"finished runs are kept {kept(settings.retention_days)}"
+        return CheckResult("retained", True, message)
+    message = f"Redis keeps finished runs {kept(settings.redis_retention_days)}"
+    if settings.database_url is not None:
+        message += f", PostgreSQL {kept(settings.archive_retention_days)}"
+    return CheckResult("retained", True, message)
 
 
 def _place_for_a_file(path: Path) -> CheckResult:

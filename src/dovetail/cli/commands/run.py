@@ -61,7 +61,7 @@ def _run(
     handlers: Sequence[str],
     write: Write | None,
 ) -> int:
-    from dovetail.cli.files import print_violations, print_warnings, read_params
+    from dovetail.cli.files import STDIN, print_violations, print_warnings, read_params
     from dovetail.cli.session import Session, Shown
     from dovetail.cli.target import load_file
     from dovetail.core.errors import InvalidParams
@@ -80,8 +80,9 @@ def _run(
         print_warnings(accepted.warnings)
         return Shown.from_the_start(await commands.get_run(accepted.run_id))
 
+    file = None if path == STDIN else path
     try:
-        return Session(settings, registry, write, handlers).run(begin)
+        return Session(settings, registry, write, handlers, file).run(begin)
     except InvalidParams as error:
         return print_violations(error)
 
@@ -164,7 +165,7 @@ def _trigger(
 
     try:
         if is_shared(settings):
-            return _leave_to_services(make, write)
+            return leave_to_services(make, write)
         registry = load_registry(settings, handlers)
         show_logs(settings)
         return Session(settings, registry, write, handlers).run(begin)
@@ -172,9 +173,7 @@ def _trigger(
         return print_violations(error)
 
 
-def _leave_to_services(
-    make: Callable[[EngineApi], Awaitable[Accepted]], write: Write | None
-) -> int:
+def leave_to_services(make: Callable[[EngineApi], Awaitable[Accepted]], write: Write | None) -> int:
     """Where services drive runs, it only prints which run it made."""
     from dovetail.cli.summary import short_id, watch_hint
     from dovetail.cli.target import ask
@@ -190,7 +189,8 @@ def _leave_to_services(
     if write is not None:
         write(json_bytes(made))
         return 0
-    workflow = f"{plain(made['workflow'])} version {made['version']}"
+    version = "" if made["version"] is None else f" version {made['version']}"
+    workflow = f"{plain(made['workflow'])}{version}"
     streams.say([("run ", ""), (short, "bold"), (f" of {workflow} is accepted", "")])
     streams.say(watch_hint(short))
     return 0

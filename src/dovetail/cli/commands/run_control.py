@@ -1,14 +1,25 @@
-"""`dovetail runs watch|retry|resume|cancel|repair`: follow, continue, end or repair a run."""
+"""`dovetail runs watch|retry|fork|resume|cancel|repair`: follow, continue, end or repair a run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from dovetail.cli.options import AsJson, Detach, Handlers, Run, declarations, on_target, run_or
-from dovetail.cli.output import InvalidInput, document_if, print_answer, print_reply
+from dovetail.cli.options import (
+    AsJson,
+    Detach,
+    Handlers,
+    Param,
+    ParamsFile,
+    Run,
+    declarations,
+    number_or_alias,
+    on_target,
+    run_or,
+)
+from dovetail.cli.output import INVALID, InvalidInput, document_if, print_answer, print_reply
 from dovetail.cli.summary import (
     resume_hint,
     retry_hint,
@@ -24,7 +35,8 @@ from dovetail.core.states import RunStatus
 if TYPE_CHECKING:
     from dovetail.cli.session import Shown
     from dovetail.config import Settings
-    from dovetail.engine.api import EngineApi
+    from dovetail.core.definition.validation import Checked
+    from dovetail.engine.api import Accepted, EngineApi
     from dovetail.handlers.registry import Registry
 
 app = declarations()
@@ -144,7 +156,10 @@ def _print_retry_plan(given: str | None, from_node: str | None, *, as_json: bool
         plan = await commands.plan_retry(run_id, from_node)
         return plan, [("run ", "dim"), (await short_id(commands, run_id), "bold")]
 
-    plan, which = ask(question)
+    _print_plan(*ask(question), as_json=as_json)
+
+
+def _print_plan(plan: dict[str, list[str]], which: Line, *, as_json: bool) -> None:
     print_reply(plan, lambda plan: _plan_lines(plan, which), as_json=as_json)
 
 
@@ -158,6 +173,150 @@ async def _run_to_retry(commands: EngineApi, given: str | None, from_node: str |
     # A run that completed can be rerun, but only from a named node.
     statuses = () if from_node else (RunStatus.FAILED.value, RunStatus.CANCELLED.value)
     return await chosen_run(commands, given, *statuses)
+
+
+@app.command()
+@on_target
+def fork(
+    run: Annotated[str | None, run_or("the newest that did not complete")] = None,
+    definition: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="The definition of the new run; default: the one of the old run."
+        ),
+    ] = None,
+    version: Annotated[
+        str | None,
+        typer.Option(metavar="V", help="A version of its workflow instead: a number or an alias."),
+    ] = None,
+    from_node: Annotated[
+        str | None,
+        typer.Option("--from", metavar="NODE", help="Run this node and all that depends on it."),
+    ] = None,
+    param: Param = None,
+    params: ParamsFile = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be rerun and reused.")
+    ] = False,
+    handlers: Handlers = None,
+    detach: Detach = False,
+    as_json: AsJson = False,
+) -> int:
+    """Make a new run that begins with the finished nodes of an old one.
+
+    A node is reused if it is equal in both definitions, COMPLETED in the old run, and everything
+    before it is reused. Params replace all of the old ones; with other params nothing is reused,
+    unless --from says where to begin. The old run stays as it is. Drives the new run here and
+    waits, with the exit codes of `dovetail run`.
+    """
+    from dovetail.cli.commands.run import leave_to_services
+    from dovetail.cli.files import print_violations
+    from dovetail.cli.session import Session
+    from dovetail.cli.target import load_file
+    from dovetail.core.errors import InvalidParams
+
+    if definition is not None and version is not None:
+        raise InvalidInput("--definition and --version name two definitions: leave one of them out")
+    checked: Checked | None = None
+    with document_if(as_json and not dry_run) as write:
+        if definition is None:
+            settings, registry = _loaded(handlers or ())
+        else:
+            settings, registry, _, checked = load_file(definition, handlers or ())
+            if checked.workflow is None:
+                return INVALID
+        wanted = number_or_alias(version)
+        asked = _Fork(run, checked, wanted, from_node, param or (), params, settings, registry)
+        try:
+            if dry_run:
+                _print_plan(*ask(asked.plan, registry), as_json=as_json)
+                return 0
+            if detach:
+                if not is_shared(settings):
+                    _refuse_detach(detach)
+                return leave_to_services(asked.make, write)
+            own = None if is_shared(settings) else registry
+            return Session(settings, own, write, handlers or (), definition).run(asked.begin)
+        except InvalidParams as error:
+            return print_violations(error)
+
+
+class _Fork(NamedTuple):
+    """What a command line says of a fork."""
+
+    run: str | None
+    checked: Checked | None
+    version: int | str | None
+    from_node: str | None
+    pairs: Sequence[str]
+    params_path: str | None
+    settings: Settings
+    registry: Registry
+
+    async def make(self, commands: EngineApi) -> Accepted:
+        from dovetail.cli.files import print_warnings
+
+        run_id = await _run_to_retry(commands, self.run, self.from_node)
+        accepted = await commands.fork(run_id, **await self._given(commands, run_id))
+        print_warnings(accepted.warnings)
+        return accepted
+
+    async def begin(self, commands: EngineApi) -> Shown:
+        from dovetail.cli.session import Shown
+
+        return Shown.from_the_start(await commands.get_run((await self.make(commands)).run_id))
+
+    async def plan(self, commands: EngineApi) -> tuple[dict[str, list[str]], Line]:
+        run_id = await _run_to_retry(commands, self.run, self.from_node)
+        plan = await commands.plan_fork(run_id, **await self._given(commands, run_id))
+        return plan, [("a fork of ", "dim"), (await short_id(commands, run_id), "bold")]
+
+    async def _given(self, commands: EngineApi, run_id: str) -> dict[str, Any]:
+        return {
+            "definition": self.checked,
+            "version": self.version,
+            "params": await self._params(commands, run_id),
+            "from_node": self.from_node,
+        }
+
+    async def _params(self, commands: EngineApi, run_id: str) -> dict[str, Any] | None:
+        """The params of the new run, each typed by its schema; None for those of the old run."""
+        from dovetail.cli.files import read_params
+        from dovetail.wiring.embedded import definition_limits
+
+        if not self.pairs and self.params_path is None:
+            return None
+        schema = await self._schema(commands, run_id)
+        limits = definition_limits(self.settings)
+        params = read_params(schema, self.pairs, self.params_path, limits)
+        if params is None:
+            raise InvalidInput(f"{self.params_path} has no params that can be read")
+        return params
+
+    async def _schema(self, commands: EngineApi, run_id: str) -> Mapping[str, Any] | None:
+        if self.checked is not None and self.checked.workflow is not None:
+            return self.checked.workflow.params
+        old = await commands.get_run(run_id, nodes=False)
+        wanted = old["version"] if self.version is None else self.version
+        if wanted is None:
+            # Only the engine has a definition that is not registered: the old values show types.
+            return {"properties": {name: _like(value) for name, value in old["params"].items()}}
+        found = await commands.workflow(old["workflow"], wanted)
+        schema: Mapping[str, Any] | None = found["definition"].get("params")
+        return schema
+
+
+def _like(value: Any) -> dict[str, Any]:
+    """A schema for values of the same type."""
+    kinds: tuple[tuple[type, str], ...] = (
+        (bool, "boolean"),
+        (int, "number"),
+        (float, "number"),
+        (str, "string"),
+        (list, "array"),
+        (dict, "object"),
+    )
+    return next(({"type": name} for kind, name in kinds if isinstance(value, kind)), {})
 
 
 @app.command()

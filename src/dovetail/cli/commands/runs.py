@@ -29,6 +29,7 @@ from dovetail.cli.summary import (
     causes,
     command,
     error_words,
+    fork_hint,
     interrupted,
     result_lines,
     resume_hint,
@@ -195,6 +196,8 @@ async def _shown(commands: EngineApi, snapshot: RunDetail) -> list[Line]:
     owner = await commands.owner(run_id)
     created = f"{age(run['created_at'], now)}, {run['created_at']}"
     facts = [("id", run_id), ("created", created), ("took", _took(run, now))]
+    if run["forked_from"] is not None:
+        facts.append(("forked from", run["forked_from"]))
     if owner in ("here", "elsewhere"):
         facts.append(("driven by", drivers(target_settings())))
     if params := run["params"]:
@@ -258,7 +261,9 @@ async def _next_step(
         return [[(f"{INTERRUPTED}; ", "wait"), *resume_hint(short, handlers_hint(run))]]
     if run["finished_at"] is not None and run["status"] != RunStatus.COMPLETED:
         plan = await commands.plan_retry(run["run_id"])
-        return [retry_hint(run["status"], short, plan, handlers_hint(run))]
+        handlers = handlers_hint(run)
+        hint = retry_hint(run["status"], short, plan, handlers)
+        return [*fork_hint(run, short, None, handlers), hint]
     return []
 
 

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from heapq import heapify
-from itertools import count
+from itertools import count, islice, takewhile
 from typing import Any
 
 from dovetail.core.audit.journal_check import compare, reported_error, same_but_for_words
@@ -73,6 +73,7 @@ _EXPIRED = -math.inf
 _UNKNOWN = UnreadOutput(0)
 """The output of an earlier epoch; its size counts as zero."""
 _WAITS = frozenset({"node.parked", "node.retrying"})
+_OUTPUTS = frozenset({"node.cached", "node.reused", "node.completed"})
 
 
 def audit(submit: Submit, events: Sequence[Event], run: RunState) -> list[str]:
@@ -118,9 +119,10 @@ def rebuild(submit: Submit, events: Sequence[Event], outputs: Mapping[str, Any])
     run back.
     """
     believed = RunState(submit.run_id, submit.graph, submit.params, 0.0, submit.version)
+    believed.forked_from = forked_from(events)
     for event in events:
         name = event.node
-        if name is not None and name in outputs and event.type in ("node.completed", "node.cached"):
+        if name is not None and name in outputs and event.type in _OUTPUTS:
             node = believed.node(name)
             node.status, node.epoch, node.output = COMPLETED, event.epoch, outputs[name]
     replay = _EventReplay(submit, events, believed)
@@ -216,8 +218,11 @@ class _EventReplay:
 
     def replay(self) -> str | None:
         """The first difference, if there is one; `run` is the final state."""
-        self.run, decision = begin(self._submit, self._log[0].time, next(self._nonces))
-        self._leave(self.run.graph.roots)
+        submit = self._submit
+        if origin := forked_from(self._log):
+            submit = submit._replace(forked_from=origin, reused=self._reused())
+        self.run, decision = begin(submit, self._log[0].time, next(self._nonces))
+        self._leave(range(len(self.run.nodes)) if origin else self.run.graph.roots)
         at = 0
         while True:
             made = decision.events
@@ -233,6 +238,17 @@ class _EventReplay:
                 return f"event {event.seq}: {difference_found}"
             except (AttributeError, KeyError, TypeError, ValueError) as problem:
                 return f"event {event.seq}: '{event.type}' cannot be understood: {problem!r}"
+
+    def _reused(self) -> dict[str, Any]:
+        """The outputs that a fork began with. Only its creation reuses nodes: their events follow
+        the first two of the log."""
+        first = takewhile(lambda event: event.type == "node.reused", islice(self._log, 2, None))
+        known = self._submit.graph.index
+        return {
+            event.node: self.output(event)
+            for event in first
+            if event.node is not None and event.node in known
+        }
 
     def undecided(self) -> list[int]:
         waiting = sorted(self._undecided.items(), key=lambda item: item[1])
@@ -380,6 +396,12 @@ class _EventReplay:
         return all(run.node(name).output is not _UNKNOWN for name in names)
 
 
+def forked_from(events: Sequence[Event]) -> str | None:
+    """The run that this log's run is a fork of, as its first event says."""
+    origin = (events[0].data or {}).get("forked_from") if events else None
+    return origin if isinstance(origin, str) else None
+
+
 class _OneByOne(list[int]):
     """The list for `resolve`: nodes that become ready are collected in `then`, not resolved."""
 
@@ -457,7 +479,16 @@ _TRANSITIONS: dict[str, _Maker] = {
 
 # ── the final state ──────────────────────────────────────────────────────────────────────
 
-_OF_A_RUN = ("status", "epoch", "error", "created_at", "started_at", "finished_at", "seq")
+_OF_A_RUN = (
+    "status",
+    "epoch",
+    "error",
+    "created_at",
+    "started_at",
+    "finished_at",
+    "seq",
+    "forked_from",
+)
 _OF_A_NODE = (
     "status",
     "epoch",

@@ -6,7 +6,12 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from dovetail.core.audit.replay import JournalEntry, is_too_large
+from dovetail.core.audit.replay import (
+    JournalEntry,
+    UnreadableJournal,
+    is_too_large,
+    submit_of,
+)
 from dovetail.core.events import TRACEBACK, Event, Token
 from dovetail.core.run import Phase, RunState, UnreadOutput
 from dovetail.core.states import Reason
@@ -44,7 +49,10 @@ def verify(submit: Submit, entries: Iterable[JournalEntry]) -> tuple[RunState | 
         if run is None:
             if entry.kind != "submit":
                 return None, [f"the log begins with '{entry.kind}', not with 'submit'"]
-            given = submit._replace(max_bytes=entry.extra)
+            try:
+                given = submit_of(submit, entry.extra)
+            except (KeyError, UnreadableJournal) as problem:
+                return None, [f"event {entry.seq}: 'submit' cannot be understood: {problem!r}"]
             run, decision = begin(given, entry.time, entry.seq)
         else:
             try:

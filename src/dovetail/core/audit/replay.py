@@ -106,10 +106,35 @@ def is_too_large(events: Sequence[Event]) -> bool:
     return bool(events) and events[0].type == "node.failed"
 
 
+def _begun(submit: Submit, decision: Decision) -> Any:
+    """The limit on the outputs of a run; of a fork also its origin and the reused outputs."""
+    if submit.forked_from is None:
+        return submit.max_bytes
+    given = submit.reused or {}
+    reused = [event.node for event in decision.events if event.type == "node.reused"]
+    return {
+        "max_bytes": submit.max_bytes,
+        "forked_from": submit.forked_from,
+        "outputs": {node: given[node] for node in reused if node is not None},
+    }
+
+
+def submit_of(submit: Submit, extra: Any) -> Submit:
+    """The submit with what the journal has of it. Raises `UnreadableJournal`."""
+    if not isinstance(extra, dict):  # None in a journal that an earlier version began
+        return submit._replace(max_bytes=None if extra is None else _count(extra))
+    most, origin, outputs = extra["max_bytes"], extra["forked_from"], extra["outputs"]
+    if type(origin) is not str or type(outputs) is not dict:
+        raise UnreadableJournal("the beginning of a fork has another form")
+    return submit._replace(
+        max_bytes=None if most is None else _count(most), forked_from=origin, reused=outputs
+    )
+
+
 _EXTRAS: dict[type, Callable[[Any, Decision], Any]] = {
     Claim: lambda transition, decision: _lease(transition.lease_until),
     Renew: lambda transition, decision: [decision.changed[0], _lease(transition.lease_until)],
-    Submit: lambda transition, decision: transition.max_bytes,
+    Submit: _begun,
     Complete: lambda transition, decision: _kept(transition.output, decision),
     Recall: lambda transition, decision: _kept(transition.output, decision),
     Wake: lambda transition, decision: decision.changed[0],
@@ -209,9 +234,8 @@ def recount(run: RunState) -> None:
 def _before(run: RunState, entry: JournalEntry) -> None:
     """Apply what an entry changes without an event."""
     if entry.kind == "submit":
-        run.max_bytes = entry.extra  # None in a journal that an earlier version began
-        if run.max_bytes is not None:
-            _count(run.max_bytes)
+        given = submit_of(Submit(run.id, run.graph, run.params), entry.extra)
+        run.max_bytes, run.forked_from = given.max_bytes, given.forked_from
     elif entry.kind == "wake":
         node = _at(run, entry.extra)
         node.phase, node.until = HELD, None
@@ -293,6 +317,13 @@ def _completed(node: NodeState, event: Event, entry: JournalEntry) -> None:
     _ended(node, COMPLETED, event)
 
 
+def _reused(node: NodeState, event: Event, entry: JournalEntry) -> None:
+    if entry.kind != "submit":
+        raise UnreadableJournal(f"event {event.seq}: a node is reused after its run has begun")
+    node.output = entry.extra["outputs"][event.node]
+    _ended(node, COMPLETED, event)
+
+
 def _failed(node: NodeState, event: Event, entry: JournalEntry) -> None:
     data = event.data or {}
     if entry.kind in ("fail", "complete", "recall") and event is entry.events[0]:
@@ -325,13 +356,12 @@ _NODE_FACTS: dict[str, Callable[[NodeState, Event, JournalEntry], None]] = {
     "node.retrying": _retrying,
     "node.lost": _lost,
     "node.cached": _completed,
+    "node.reused": _reused,
     "node.completed": _completed,
     "node.failed": _failed,
     "node.skipped": _skipped,
     "node.cancelled": _cancelled,
 }
-_OUTPUTS = frozenset({"node.cached", "node.completed"})
+_OUTPUTS = frozenset({"node.cached", "node.reused", "node.completed"})
 _KIND_NAMES = frozenset(KINDS.values())
-_ENDS = frozenset(
-    {"node.cached", "node.completed", "node.failed", "node.skipped", "node.cancelled"}
-)
+_ENDS = _OUTPUTS | {"node.failed", "node.skipped", "node.cancelled"}

@@ -15,12 +15,13 @@ from typing import Any, Protocol, runtime_checkable
 from pydantic_core import SchemaError, SchemaValidator, ValidationError, core_schema
 
 from dovetail.core.errors import Finding, Path, Suggester, one_line, shown
-from dovetail.core.templates import TemplateRefused, parse_template
 
 CODE = "invalid_config"
 MAX_DEPTH = 32
 """Deeper values of a config are not checked."""
 MAX_REFERENCES = 32
+MAX_FAULTS = 1000
+"""In one list or mapping; a definition shows no more problems."""
 MAX_NAMED = 20
 """So many fields, or values of an enum, are named in a message."""
 
@@ -36,12 +37,19 @@ class KnowsConfigSchemas(Protocol):
         ...
 
 
-def config_findings(
-    schema: Schema, config: Mapping[str, Any], at: Path, suggester: Suggester
-) -> Iterator[Finding]:
-    """Everything that is wrong with the config at the path `at`."""
-    for found in _Check(schema).faults(schema, config, (), 0, closed=True):
-        yield Finding(CODE, found.message(suggester), (*at, *found.path), found.on_key)
+class ConfigCheck:
+    """Checks configs against the schema of one handler."""
+
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+        self._check = _Check(schema)
+
+    def findings(
+        self, config: Mapping[str, Any], at: Path, suggester: Suggester
+    ) -> Iterator[Finding]:
+        """Everything that is wrong with the config at the path `at`."""
+        for found in self._check.all_faults(self._schema, config):
+            yield Finding(CODE, found.message(suggester), (*at, *found.path), found.on_key)
 
 
 class _Fault:
@@ -72,13 +80,19 @@ class _Fault:
 
 
 class _Check:
-    """One config against one schema. Every fault alone means that the handler refuses the config;
-    so a union refuses a value if each of its branches has a fault."""
+    """Every fault alone means that the handler refuses the config; so a union refuses a value if
+    each of its branches has a fault."""
 
     def __init__(self, schema: Schema) -> None:
         self._definitions: Mapping[str, Any] = schema.get("$defs") or {}
         self._unions: dict[tuple[int, Path, bool], list[_Fault]] = {}
         """Of a schema, by identity, and a place: else nested unions take exponential time."""
+        self._validators: dict[int, list[SchemaValidator | None]] = {}
+        """Of a schema of single values, by identity."""
+
+    def all_faults(self, schema: Schema, config: Any) -> list[_Fault]:
+        self._unions.clear()
+        return self.faults(schema, config, (), 0, closed=True)
 
     def faults(
         self, schema: Any, value: Any, path: Path, depth: int, *, closed: bool
@@ -109,7 +123,7 @@ class _Check:
             if "null" in types:
                 return []
         else:
-            return _of_scalar(schema, types, value, path)
+            return self._of_scalar(schema, types, value, path)
         return [_not(_type_words(schema), value, path)]
 
     def _resolved(self, schema: Any) -> Schema | None:
@@ -138,6 +152,8 @@ class _Check:
         is_closed = others is False or (closed and others is None and properties is not None)
         found: list[_Fault] = []
         for name, held in value.items():
+            if len(found) > MAX_FAULTS:
+                break
             below = known.get(name, others)
             if name not in known and is_closed:
                 text = f"unknown field {shown(name)}"
@@ -156,18 +172,44 @@ class _Check:
     ) -> list[_Fault]:
         least, most = schema.get("minItems", 0), schema.get("maxItems")
         if len(value) < least:
-            return [_Fault(path, f"must have at least {_items(least)}, not {len(value):,}")]
+            return [_Fault(path, f"must have {least:,} or more items, not {len(value):,}")]
         # The members of a set count after duplicates are gone.
         if most is not None and len(value) > most and not schema.get("uniqueItems"):
-            return [_Fault(path, f"must have at most {_items(most)}, not {len(value):,}")]
+            return [_Fault(path, f"must have {most:,} or fewer items, not {len(value):,}")]
         first: Sequence[Any] = schema.get("prefixItems", ())
         rest = schema.get("items")
         found: list[_Fault] = []
         for index, held in enumerate(value):
+            if len(found) > MAX_FAULTS:
+                break
             below = first[index] if index < len(first) else rest
             if isinstance(below, Mapping) and below:
                 found += self.faults(below, held, (*path, index), depth + 1, closed=closed)
         return found
+
+    def _of_scalar(
+        self, schema: Schema, types: Sequence[str], value: Any, path: Path
+    ) -> list[_Fault]:
+        validators = self._validators.get(id(schema))
+        if validators is None:
+            kinds = [kind for kind in types if kind in _SCALARS]
+            form = schema.get("format")
+            validators = [_validator(kind, form, _bounds(schema, kind)) for kind in kinds]
+            self._validators[id(schema)] = validators
+        violations: list[str] = []
+        for validator in validators:
+            if validator is None:
+                return []
+            try:
+                validator.validate_python(value)
+            except ValidationError as error:
+                violations.append(_violation(error, value))
+            else:
+                return []
+        bounded = [text for text in violations if text]
+        if len(bounded) == 1:
+            return [_Fault(path, bounded[0])]
+        return [_not(_type_words(schema), value, path)]
 
     def _of_union(
         self,
@@ -229,16 +271,15 @@ TEXT = "text"
 
 
 def _template(text: str) -> str | None:
-    """What a text gives when it is rendered: any value, some text; None: itself."""
-    if "{{" not in text and "{%" not in text and "{#" not in text:
-        return None
-    try:
-        template = parse_template(text)
-    except TemplateRefused:
+    """What a text gives when it is rendered: any value, some text; None: itself.
+
+    It is not parsed: a text that begins and ends like one expression may be one.
+    """
+    if "{%" in text or "{#" in text:
         return ANY  # a finding of its own
-    if template is None:
+    if "{{" not in text:
         return None
-    return ANY if template.whole else TEXT
+    return ANY if text.startswith("{{") and text.rstrip("\r\n").endswith("}}") else TEXT
 
 
 # ── single values ────────────────────────────────────────────────────────────────────────
@@ -277,26 +318,6 @@ _BOUNDED = ("must be at", "must be more", "must be less", "must have")
 def _types(schema: Schema) -> Sequence[str]:
     types = schema.get("type", ())
     return (types,) if isinstance(types, str) else types
-
-
-def _of_scalar(schema: Schema, types: Sequence[str], value: Any, path: Path) -> list[_Fault]:
-    wrong: list[str] = []
-    for kind in types:
-        if kind not in _SCALARS:
-            continue
-        validator = _validator(kind, schema.get("format"), _bounds(schema, kind))
-        if validator is None:
-            return []
-        try:
-            validator.validate_python(value)
-        except ValidationError as error:
-            wrong.append(_violation(error, value))
-        else:
-            return []
-    bounded = [text for text in wrong if text]
-    if len(bounded) == 1:
-        return [_Fault(path, bounded[0])]
-    return [_not(_type_words(schema), value, path)]
 
 
 def _bounds(schema: Schema, kind: str) -> tuple[tuple[str, Any], ...]:
@@ -385,17 +406,13 @@ def _type_words(schema: Schema) -> list[str]:
     form = schema.get("format")
     if form in _FORMATS:
         return [_FORMATS[form][0]]
-    return [_WORDS[kind] for kind in _types(schema) if kind in _WORDS] or ["something else"]
+    return [_WORDS[kind] for kind in _types(schema) if kind in _WORDS]
 
 
 def _listed(words: Sequence[str]) -> str:
     """`a, b or c`, each once."""
-    once = list(dict.fromkeys(words))
+    once = list(dict.fromkeys(words)) or ["something else"]
     if len(once) > MAX_NAMED:
         once = [*once[:MAX_NAMED], "…"]
     *first, last = once
     return f"{', '.join(first)} or {last}" if first else last
-
-
-def _items(count: int) -> str:
-    return f"{count:,} item" if count == 1 else f"{count:,} items"

@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from dovetail.core import dag
-from dovetail.core.definition.config_schema import KnowsConfigSchemas, config_findings
+from dovetail.core.definition.config_schema import ConfigCheck, KnowsConfigSchemas
 from dovetail.core.definition.model import (
     MAX_SECONDS,
     Cache,
@@ -536,13 +536,18 @@ def configs(facts: DefinitionFacts) -> Iterator[Finding]:
     known = facts.known_handlers
     if not isinstance(known, KnowsConfigSchemas):
         return
+    checks: dict[str, ConfigCheck | None] = {}
     for node in facts.nodes:
-        if not node.handler or not isinstance(node.raw.get("config"), dict | None):
+        name = node.handler
+        if not name or not isinstance(node.raw.get("config"), dict | None):
             continue
-        schema = known.config_schema(node.handler)
-        if schema is not None:
+        if name not in checks:
+            schema = known.config_schema(name)
+            checks[name] = None if schema is None else ConfigCheck(schema)
+        check_config = checks[name]
+        if check_config is not None:
             path = (*node.path, "config")
-            yield from config_findings(schema, node.config, path, facts.suggester)
+            yield from check_config.findings(node.config, path, facts.suggester)
 
 
 def delivery(facts: DefinitionFacts) -> Iterator[Finding]:

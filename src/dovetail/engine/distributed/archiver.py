@@ -277,6 +277,14 @@ class HotRuns(Protocol):
         """Forget a run that the archive has: 1 it is gone, 0 it goes on, -1 it has more."""
         ...
 
+    async def delete(self, run_id: str, head: ArchiveHead) -> int:
+        """The same, and for a while nothing puts the run back."""
+        ...
+
+    async def unmark(self, run_ids: Sequence[str]) -> None:
+        """These may be put back again: the archive has not deleted them."""
+        ...
+
 
 class Archive(Protocol):
     """Where runs are kept for good. Raises `ArchiveDown` while it is away."""
@@ -292,6 +300,26 @@ class Archive(Protocol):
     async def write_logs(self, logs: Mapping[str, UnarchivedLog]) -> dict[str, LogHead]:
         """Keep these chunks of logs, each once, and remove what they drop; returns where the logs
         end now."""
+        ...
+
+    async def delete(
+        self, epochs: Mapping[str, int], now: float, ended_before: float = ...
+    ) -> list[str]:
+        """Delete the runs that are finished in these epochs and ended by then, with everything
+        that belongs to them; returns the deleted ones. A late write does not bring one back."""
+        ...
+
+    async def ended_by(self, run_ids: Iterable[str], before: float) -> set[str]:
+        """The ones of these that ended by then."""
+        ...
+
+    async def ended(self, before: float, after: int, limit: int) -> tuple[list[str], int | None]:
+        """Some runs that ended by then, oldest first, behind a number; and the number to go on
+        with, if there may be more."""
+        ...
+
+    async def forget_deleted(self, before: float) -> None:
+        """No writer is so late any more that it could bring back what was deleted before then."""
         ...
 
 
@@ -736,7 +764,9 @@ class Restorer:
             return
         # From now on, not from its end: it is dropped again if it is not retried.
         await self._hints.archived([ArchiveEntry(run_id, self._clock())])
-        await self._hot.put_back(_following(snapshot), 0.0)
+        restored = await self._hot.put_back(_following(snapshot), 0.0)
+        if not restored and not await self._hot.known([run_id]):
+            raise NotFound(f"run '{run_id}' is being deleted")
 
     async def _restore(self, run_id: str) -> bool:
         snapshot = await self._archive.read(run_id)

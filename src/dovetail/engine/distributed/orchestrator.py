@@ -15,8 +15,9 @@ from functools import partial
 from time import monotonic
 from typing import Protocol
 
-from dovetail.core.errors import NotFound
+from dovetail.core.errors import BrokenRun, NotFound
 from dovetail.core.events import Event, Token
+from dovetail.core.fork import plan_fork
 from dovetail.core.run import Phase, RunState
 from dovetail.core.states import NodeStatus
 from dovetail.core.text import counted, died_during
@@ -118,8 +119,11 @@ class DistributedOrchestrator:
         max_crashes: int,
         observer: RunObserver | None = None,
         reaped: Callable[[Start, Decision], Awaitable[None]] | None = None,
+        older_run: Callable[[str], Awaitable[RunState]] | None = None,
     ) -> None:
+        """`older_run` reads a run that was forked, wherever it is; by default from the store."""
         self._store = store
+        self._older_run = older_run or store.load
         self._transport = transport
         self.timers = timers
         self._traffic = traffic
@@ -141,6 +145,8 @@ class DistributedOrchestrator:
     async def submit_many(self, submits: Sequence[Submit], now: float | None = None) -> None:
         """`now` is when they were accepted, if another process did that."""
         accepted = self._clock() if now is None else now
+        if any(submit.forked_from and submit.reused is None for submit in submits):
+            submits = [await self._with_outputs(submit) for submit in submits]
         before: asyncio.Task[None] | None = None
         for at in range(0, len(submits), SUBMIT_BATCH_SIZE):
             part = submits[at : at + SUBMIT_BATCH_SIZE]
@@ -163,6 +169,19 @@ class DistributedOrchestrator:
         if before is not None:
             await before
 
+    async def _with_outputs(self, submit: Submit) -> Submit:
+        """A fork that another process accepted, with the outputs that it reuses. If the older run
+        is gone, the fork reuses nothing: it was accepted, so it runs."""
+        if submit.forked_from is None or submit.reused is not None:
+            return submit
+        try:
+            older = await self._older_run(submit.forked_from)
+        except (NotFound, BrokenRun) as problem:
+            log.warning("run %s, a fork, reuses nothing: %s", submit.run_id, problem)
+            return submit._replace(reused={})
+        plan = plan_fork(older, submit, only=frozenset(submit.reuse))
+        return submit._replace(reused=plan.reuse)
+
     def _dispatched(self, following: asyncio.Task[None]) -> None:
         self._dispatching.discard(following)
         if not following.cancelled():
@@ -182,6 +201,10 @@ class DistributedOrchestrator:
             if others := [submit.run_id for submit, decision in made if not decision]:
                 work.append(self.observer.moved(others, others))
         await asyncio.gather(*work)
+        # A fork is not made by a script that a repeated call gets the same reply from.
+        for submit, decision in made:
+            if submit.forked_from is not None and not decision:
+                await self.reconcile_run(submit.run_id)
 
     async def apply(self, moves: Sequence[Transition], *, durable: bool = False) -> list[Decision]:
         return await self._apply(moves, durable=durable)

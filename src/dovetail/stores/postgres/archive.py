@@ -12,7 +12,9 @@ run stays so until a retry opens a new epoch.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import inf
 from typing import Any, NamedTuple
 
 import orjson
@@ -122,6 +124,7 @@ class PostgresArchive:
         created_at = float(meta["created_at"])
         run = RunState(run_id, given.graph, given.params, created_at, given.version)
         if "status" not in meta:
+            run.forked_from = given.forked_from
             return run  # it was accepted, and nothing was seen of it since
         run_of(
             run,
@@ -183,7 +186,11 @@ class PostgresArchive:
             int(meta["definition"], 16), meta["retries"].encode(), lambda: content
         )
         version = int(meta["version"]) if meta["version"] else None
-        return Submit(snapshot.run_id, graph, orjson.loads(meta["params"]), version)
+        return Submit(
+            *(snapshot.run_id, graph, orjson.loads(meta["params"]), version),
+            forked_from=meta.get("forked_from"),
+            reuse=orjson.loads(meta.get("reuse", "[]")),
+        )
 
     async def unfinished(
         self, created_before: float, limit: int = 1000, after: str | None = None
@@ -192,6 +199,68 @@ class PostgresArchive:
         next page comes `after` the last run of this one."""
         rows = await self._pool.rows("unfinished", created_before, after, limit)
         return [run_id for (run_id,) in rows]
+
+    # ── deleting ─────────────────────────────────────────────────────────────────────────
+
+    async def delete(
+        self, epochs: Mapping[str, int], now: float, ended_before: float = inf
+    ) -> list[str]:
+        """Delete runs that are finished in these epochs and ended by then; returns which. Safe to
+        repeat. A late write does not bring one back, see `_take_back_deleted`."""
+        request = os.urandom(16).hex()
+        return await self._pool.transact(
+            lambda connection: _delete(connection, epochs, now, ended_before, request)
+        )
+
+    async def ended_by(self, run_ids: Iterable[str], before: float) -> set[str]:
+        """The ones of these that ended by then."""
+        return {run_id for (run_id,) in await self._pool.rows("ended_by", list(run_ids), before)}
+
+    async def ended(self, before: float, after: int, limit: int) -> tuple[list[str], int | None]:
+        """Some runs that ended by then, oldest first, behind a number; and the number to go on
+        with, if there may be more."""
+        rows = await self._pool.rows("ended_runs", after, limit)
+        found = [row[1] for row in rows if row[3] is not None and row[3] <= before]
+        # A run ends after it was created, and numbers are given in this order.
+        goes_on = len(rows) == limit and rows[-1][2] <= before
+        return found, rows[-1][0] if goes_on else None
+
+    async def forget_deleted(self, before: float) -> None:
+        """Forget runs that were deleted before then."""
+        await self._pool.execute("forget_deleted", before)
+
+
+RUN_TABLES = ("delete_events", "delete_nodes", "delete_generations", "delete_runs")
+"""Everything that belongs to a run: a statement for each table, by name. Each takes the numbers of
+runs. The rows of the runs come last."""
+
+
+async def _delete(
+    connection: PostgresConnection,
+    epochs: Mapping[str, int],
+    now: float,
+    ended_before: float,
+    request: str,
+) -> list[str]:
+    sql = statements()
+    rows = await connection.fetch(
+        sql["lock_finished"], list(epochs), list(epochs.values()), ended_before
+    )
+    run_ids = [row["run_id"] for row in rows]
+    for name in RUN_TABLES:
+        await connection.execute(sql[name], [row["number"] for row in rows])
+    await connection.execute(sql["delete_keys"], run_ids)
+    await connection.execute(sql["remember_deleted"], run_ids, now, request)
+    if placed := [row for row in rows if row["batch"] is not None]:
+        batches = [row["batch"] for row in placed]
+        await connection.fetch(sql["lock_batches"], batches)
+        ends = [row["finished_at"] for row in placed]
+        await connection.execute(sql["count_deleted"], batches, ends)
+        emptied = await connection.fetch(sql["delete_emptied_batches"], batches)
+        await connection.execute(sql["delete_keys"], [batch_id for (batch_id,) in emptied])
+    # Not `run_ids`: the work is repeated if the connection broke at the commit.
+    mine = await connection.fetch(sql["deleted_by"], list(epochs), request)
+    return [run_id for (run_id,) in mine]
 
 
 # ── a snapshot is written ────────────────────────────────────────────────────────────────
@@ -204,6 +273,7 @@ async def _write(
     if unknown := [snapshots[run_id] for run_id in snapshots if run_id not in rows]:
         for snapshot in unknown:
             await _add_run(connection, snapshot)
+        await _take_back_deleted(connection, [snapshot.run_id for snapshot in unknown])
         rows = await _locked(connection, snapshots)
     found = {run_id: row.kept for run_id, row in rows.items()}
     pairs = [(row, snapshots[run_id]) for run_id, row in rows.items()]
@@ -277,7 +347,22 @@ async def _add_run(connection: PostgresConnection, snapshot: RunSnapshot) -> Non
         [snapshot.run_id],
         [meta["params"].encode()],
         [None],
+        None,
     )
+
+
+async def _take_back_deleted(connection: PostgresConnection, added: Sequence[str]) -> None:
+    """A run that was deleted after its snapshot was read stays deleted.
+
+    Asked after the runs were added: a deletion that was committed until then is seen, and a later
+    one finds the run.
+    """
+    rows = await connection.fetch(statements()["find_deleted"], added)
+    if rows:
+        found = await _locked(connection, [run_id for (run_id,) in rows])
+        await connection.execute(
+            statements()["delete_runs"], [row.number for row in found.values()]
+        )
 
 
 _Accepted = Sequence[tuple[_Row, RunSnapshot]]

@@ -142,6 +142,20 @@ ALTER TABLE dovetail.runs
   ADD COLUMN log_lost_lines BIGINT NOT NULL DEFAULT 0,
   ADD COLUMN log_lost_bytes BIGINT NOT NULL DEFAULT 0;
 
+-- name: schema_3
+-- Runs that were deleted lately. An archiver may have read one before, and would write it again.
+-- `request` names the call that deleted it: a transaction that is repeated finds its own traces.
+CREATE TABLE dovetail.deleted_runs (
+  run_id TEXT COLLATE "C" PRIMARY KEY,
+  deleted_at FLOAT8 NOT NULL,
+  request TEXT NOT NULL
+);
+-- How many runs of a batch were deleted, and when the last of these had ended.
+ALTER TABLE dovetail.batches
+  ADD COLUMN deleted BIGINT NOT NULL DEFAULT 0, ADD COLUMN deleted_end FLOAT8;
+-- To free the idempotency key of a run that is deleted.
+CREATE INDEX keys_by_made ON dovetail.keys (made);
+
 -- ── the schema ──────────────────────────────────────────────────────────────────────────
 
 -- name: has_schema
@@ -182,10 +196,12 @@ SELECT number FROM dovetail.definitions WHERE sha256 = $1;
 
 -- name: add_runs
 -- Fewer than given, if the definition is not there, or an id or a place in the batch is taken.
+-- `meta` is what a fork was accepted with.
 INSERT INTO dovetail.runs (
-  workflow, version, definition, retries, batch, created_at, run_id, params, place
+  workflow, version, definition, retries, batch, created_at, meta, run_id, params, place
 )
-SELECT $1::TEXT, $2::BIGINT, d.number, $4::BYTEA, $5::BIGINT, $6::FLOAT8, new.run_id, new.params, new.place
+SELECT $1::TEXT, $2::BIGINT, d.number, $4::BYTEA, $5::BIGINT, $6::FLOAT8, $10::BYTEA,
+  new.run_id, new.params, new.place
 FROM dovetail.definitions d,
   unnest($7::TEXT[], $8::BYTEA[], $9::BIGINT[]) WITH ORDINALITY
   AS new (run_id, params, place, nth)
@@ -208,7 +224,8 @@ INSERT INTO dovetail.batches (batch_id, workflow, count, created_at) VALUES ($1,
 ON CONFLICT DO NOTHING RETURNING number;
 
 -- name: read_batch
-SELECT number, batch_id, workflow, count, created_at FROM dovetail.batches WHERE batch_id = $1;
+SELECT number, batch_id, workflow, count, created_at, deleted, deleted_end FROM dovetail.batches
+WHERE batch_id = $1;
 
 -- name: find_batches
 SELECT batch_id FROM dovetail.batches WHERE batch_id >= $1 AND batch_id < $2
@@ -374,6 +391,71 @@ SELECT seq, node, epoch, attempt, item, number, missing_lines, missing_bytes, co
     ) {conditions} ORDER BY seq LIMIT $4
   ) chunks
 ) page WHERE together <= $3 OR nth = 1 ORDER BY seq;
+
+-- ── runs are deleted ────────────────────────────────────────────────────────────────────
+
+-- name: ended_runs
+-- Behind a number, oldest first, whether they have ended or not: the reader stops at the first run
+-- that was created too late.
+SELECT number, run_id, created_at, finished_at FROM dovetail.runs
+WHERE number > $1 ORDER BY number LIMIT $2;
+
+-- name: ended_by
+SELECT run_id FROM dovetail.runs WHERE run_id = ANY ($1::TEXT[]) AND finished_at <= $2;
+
+-- name: lock_finished
+-- Those that are finished in the given epochs, and ended at that time or before.
+SELECT r.number, r.run_id, r.batch, r.finished_at FROM dovetail.runs r
+JOIN unnest($1::TEXT[], $2::BIGINT[]) AS given (run_id, epoch)
+  ON r.run_id = given.run_id AND r.epoch = given.epoch
+WHERE r.finished_at <= $3 ORDER BY r.run_id FOR UPDATE OF r;
+
+-- name: remember_deleted
+INSERT INTO dovetail.deleted_runs (run_id, deleted_at, request)
+SELECT run_id, $2, $3 FROM unnest($1::TEXT[]) AS given (run_id) ON CONFLICT DO NOTHING;
+
+-- name: deleted_by
+SELECT run_id FROM dovetail.deleted_runs WHERE run_id = ANY ($1::TEXT[]) AND request = $2;
+
+-- name: find_deleted
+SELECT run_id FROM dovetail.deleted_runs WHERE run_id = ANY ($1::TEXT[]);
+
+-- name: forget_deleted
+DELETE FROM dovetail.deleted_runs WHERE deleted_at < $1;
+
+-- name: delete_events
+DELETE FROM dovetail.events WHERE run = ANY ($1::BIGINT[]);
+
+-- name: delete_nodes
+DELETE FROM dovetail.nodes WHERE run = ANY ($1::BIGINT[]);
+
+-- name: delete_generations
+DELETE FROM dovetail.generations WHERE run = ANY ($1::BIGINT[]);
+
+-- name: delete_runs
+DELETE FROM dovetail.runs WHERE number = ANY ($1::BIGINT[]);
+
+-- name: delete_keys
+DELETE FROM dovetail.keys WHERE made = ANY ($1::TEXT[]);
+
+-- name: lock_batches
+-- In one order, so that two transactions never wait for each other.
+SELECT number FROM dovetail.batches WHERE number = ANY ($1::BIGINT[]) ORDER BY number FOR UPDATE;
+
+-- name: count_deleted
+-- One pair of values for each deleted run.
+UPDATE dovetail.batches b SET
+  deleted = b.deleted + gone.runs, deleted_end = GREATEST(b.deleted_end, gone.last_end)
+FROM (
+  SELECT batch, COUNT(*) AS runs, MAX(finished_at) AS last_end
+  FROM unnest($1::BIGINT[], $2::FLOAT8[]) AS run (batch, finished_at) GROUP BY batch
+) gone WHERE b.number = gone.batch;
+
+-- name: delete_emptied_batches
+-- All their runs were there once, and none is left.
+DELETE FROM dovetail.batches b WHERE b.number = ANY ($1::BIGINT[]) AND b.deleted >= b.count
+  AND NOT EXISTS (SELECT FROM dovetail.runs r WHERE r.batch = b.number)
+RETURNING b.batch_id;
 
 -- ── runs are read ───────────────────────────────────────────────────────────────────────
 

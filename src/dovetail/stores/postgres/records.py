@@ -42,6 +42,7 @@ from dovetail.stores.records import (
     Definitions,
     StoredDefinition,
     batch_counts,
+    batch_end,
     batch_page,
     batch_view,
     check_seen,
@@ -331,16 +332,18 @@ class PostgresRecords(BaseRecords):
     ) -> dict[str, Any]:
         limit = page_size(limit)
         first = list_position(cursor, 0)
-        number, batch_id, workflow, count, created_at = await self._batch(batch_id)
-        by_status, ended = await self._counted(number, count) if counts else ({}, None)
+        number, batch_id, workflow, count, created_at, *deleted = await self._batch(batch_id)
+        by_status: dict[str, int] = {}
+        ended = None
+        if counts:
+            by_status, finished, last = await self._counted(number)
+            ended = batch_end(count, by_status, finished, last, *deleted)
         runs = await self._batch_runs(number, first, limit)
         return batch_view((batch_id, workflow, count, created_at), by_status, ended, runs, limit)
 
-    async def _counted(self, number: int, count: int) -> tuple[dict[str, int], float | None]:
-        """How many runs have which status; when the last one ended, if all have."""
-        counted = await self._pool.rows("batch_counts", number)
-        by_status, finished, ended = batch_counts(counted)
-        return by_status, ended if finished == count else None
+    async def _counted(self, number: int) -> tuple[dict[str, int], int, float]:
+        """As `batch_counts`."""
+        return batch_counts(await self._pool.rows("batch_counts", number))
 
     async def _batch_runs(
         self, number: int, first: int, limit: int
@@ -480,7 +483,16 @@ def _values(
         [submit.run_id for submit in submits],
         [orjson.dumps(submit.params) for submit in submits],
         list(places),
+        fork_meta(first),
     )
+
+
+def fork_meta(submit: Submit) -> bytes | None:
+    """What of a fork is accepted beside the params: enough to begin it from the older run."""
+    if submit.forked_from is None:
+        return None
+    reuse = orjson.dumps(list(submit.reuse)).decode()
+    return orjson.dumps({"forked_from": submit.forked_from, "reuse": reuse})
 
 
 async def _now_seen(connection: PostgresConnection, name: str, latest: int) -> dict[str, int]:

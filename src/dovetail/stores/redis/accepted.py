@@ -21,7 +21,7 @@ from dovetail.engine.idempotency import is_for_a_batch
 from dovetail.engine.ports import Key, KeyUsed
 from dovetail.redis_client.pipelined import Command, PipelinedRedis
 from dovetail.stores.records import Definitions
-from dovetail.stores.redis.codec import source
+from dovetail.stores.redis.codec import keys_of, source
 from dovetail.stores.redis.definitions import ACCEPTED, definition, definition_key
 from dovetail.stores.redis.run_index import (
     ALL_BATCHES,
@@ -31,7 +31,6 @@ from dovetail.stores.redis.run_index import (
     batch_number,
     batch_of,
 )
-from dovetail.stores.redis.store import keys_of
 
 OPEN_BATCHES = "wf:opened"
 """Batches that were opened before their runs, by time: the caller may never trigger any."""
@@ -309,6 +308,8 @@ class RedisAcceptedRuns:
                 todo["version"],
                 key=key,
                 place=None if place is None else (batch_number(place[0]), place[1]),
+                forked_from=todo.get("forked_from"),
+                reuse=todo.get("reuse", ()),
             )
             for run_id, params, place in todo["runs"]
         ]
@@ -328,6 +329,8 @@ class RedisAcceptedRuns:
             "batch": batch_id,
             "runs": [[one.run_id, one.params, _place(one)] for one in submits],
         }
+        if first.forked_from is not None:
+            kept |= {"forked_from": first.forked_from, "reuse": list(first.reuse)}
         return orjson.dumps(kept)
 
 

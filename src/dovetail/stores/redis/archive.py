@@ -8,10 +8,8 @@ pieces, and then renamed at once.
 
 from __future__ import annotations
 
-import os
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 import orjson
@@ -29,11 +27,14 @@ from dovetail.engine.distributed.archiver import (
     HotReading,
     RunSnapshot,
 )
-from dovetail.redis_client.pipelined import Argument, Command, PipelinedRedis, RedisError
+from dovetail.redis_client.pipelined import Argument, PipelinedRedis
 from dovetail.stores.records import Definitions
 from dovetail.stores.redis.codec import (
+    PARTS,
     SEPARATOR,
     UNIT,
+    all_keys_of,
+    keys_of,
     new_nonce,
     node_status,
     pairs,
@@ -42,10 +43,10 @@ from dovetail.stores.redis.codec import (
     time_text,
     weight_text,
 )
-from dovetail.stores.redis.definitions import definition, definition_key, stored_graph
+from dovetail.stores.redis.definitions import definition, stored_graph
 from dovetail.stores.redis.logs import RedisLogs, log_keys_of
 from dovetail.stores.redis.scope import RedisOutputs, there
-from dovetail.stores.redis.store import PARTS, keys_of
+from dovetail.stores.redis.staging import STAGED_SECONDS, write_run
 from dovetail.stores.redis.timers import ACTIVE
 
 UNARCHIVED, ARCHIVED = "wf:unarchived", "wf:archived"
@@ -136,20 +137,15 @@ class RedisArchiveQueue:
 
 
 PIECE_SIZE = 1000
-"""Of a hash or a list, in one command."""
-OUTPUT_PIECE_SIZE = 64
-"""Of outputs, which may be a megabyte each."""
+"""Of the runs on the agenda, in one command."""
 MAX_BATCH_BYTES = 8 << 20
 """Of outputs of several runs; what has more than its share of it is read by itself."""
-STAGED_SECONDS = 600
-"""Staged keys of an unfinished restore expire."""
+MARK_SECONDS = 2 * STAGED_SECONDS
+"""So long a deleted run is not put back: longer than a restore takes that has read it before."""
 STATE, EPOCH, ATTEMPT, TOKEN_ATTEMPT, NONCE, PHASE, UNTIL, LEASE, WORKER, BEGAN = (
     *(0, 1, 2, 4, 5, 8, 9, 10, 11, 12),
 )
 """Positions of a node's fields that are used here."""
-COUNTED_BY = {"events": "LLEN", "held": "ZCARD"}
-"""The others are hashes."""
-MAX_TRIES = 5
 JSON_NULL = b"null"
 NOTHING = ArchiveState(0, 0, False)
 
@@ -320,24 +316,17 @@ class RedisSnapshots:
         retried since.
         """
         graph = await self._graph(snapshot)
-        keys = _keys(snapshot.run_id)
         content = snapshot.content or await self.definition(snapshot)
         parts = _parts(snapshot, graph, lease_until, now)
-        given: list[Argument] = ["" if replacing is None else replacing, snapshot.epoch]
-        for part in keys:
-            given += (COUNTED_BY.get(part, "HLEN"), len(parts[part]))
-        for _ in range(MAX_TRIES):
-            aside = f"wf:{{{snapshot.run_id}}}:restoring:{os.urandom(6).hex()}:"
-            for commands in _writes(aside, parts):
-                await self._redis.call_many(commands)
-            # Last: what nothing refers to does not stay there for ever, and this may take long.
-            key = definition_key(snapshot.meta["definition"])
-            await self._redis.call("SET", key, content, "NX")
-            both = [*keys.values(), *(aside + part for part in keys)]
-            answer = int(await self._redis.call_script(source("snapshot_put_back"), both, given))
-            if answer >= 0:  # else Redis was restarted meanwhile, and came back without some of it
-                return answer == 1
-        raise RedisError(f"run {snapshot.run_id}: what is written of it does not stay in Redis")
+        digest = (snapshot.meta["definition"], content)
+        return await write_run(
+            self._redis,
+            snapshot.run_id,
+            parts,
+            digest,
+            epoch=snapshot.epoch,
+            replacing=replacing,
+        )
 
     async def drop(self, run_id: str, head: ArchiveHead) -> int:
         """Forget a run that the archive has: 1 it is gone, 0 it goes on, -1 it has more."""
@@ -345,6 +334,21 @@ class RedisSnapshots:
         names = [keys.pop("meta"), keys.pop("events"), *log_keys_of(run_id), *keys.values()]
         given: list[Argument] = [head.epoch, head.kept.generation, head.kept.last_seq]
         return int(await self._redis.call_script(source("snapshot_drop"), names, given))
+
+    async def delete(self, run_id: str, head: ArchiveHead) -> int:
+        """Delete a finished run that the archive has, and mark it, so that it is not put back: 1 it
+        is gone, 0 it goes on, -1 it has more."""
+        keys = _keys(run_id)
+        first = [keys["meta"], keys["events"]]
+        names = [*first, *(key for key in all_keys_of(run_id) if key not in first)]
+        given: list[Argument] = [head.epoch, head.kept.generation, head.kept.last_seq, MARK_SECONDS]
+        return int(await self._redis.call_script(source("snapshot_delete"), names, given))
+
+    async def unmark(self, run_ids: Sequence[str]) -> None:
+        """These may be put back again: the archive has not deleted them."""
+        await self._redis.call_many(
+            [("HDEL", _keys(run_id)["meta"], "dropped") for run_id in run_ids]
+        )
 
 
 def _reading(run_id: str, head: ArchiveHead | None, answer: Sequence[Any]) -> HotReading:
@@ -450,23 +454,6 @@ def _counts(nodes: dict[int, list[str]], graph: Graph) -> dict[int, int]:
         if states[place] == "W"
     }
     return {place: count for place, count in counts.items() if count}
-
-
-def _writes(aside: str, parts: dict[str, Any]) -> Iterator[list[Command]]:
-    """The commands that write these keys, beside their place, a few at a time."""
-    verbs = {"events": "RPUSH", "held": "ZADD"}
-    for part, content in parts.items():
-        key = aside + part
-        size = OUTPUT_PIECE_SIZE if part == "out" else PIECE_SIZE
-        for piece in _pieces(content if part == "events" else content.items(), size):
-            flat = piece if part == "events" else [value for pair in piece for value in pair]
-            yield [(verbs.get(part, "HSET"), key, *flat), ("EXPIRE", key, STAGED_SECONDS)]
-
-
-def _pieces(values: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    rest = iter(values)
-    while piece := list(islice(rest, size)):
-        yield piece
 
 
 def _epoch(snapshot: RunSnapshot) -> bytes:

@@ -43,7 +43,19 @@ from dovetail.core.transitions import (
 )
 from dovetail.redis_client.pipelined import load_script
 
+BESIDE_A_RUN = ("caller", "logs", "logs:seq")
+"""Keys of a run that its rules do not need. They are deleted with it."""
+
 Fields = dict[str, Any]
+
+
+def keys_of(run_id: str) -> list[str]:
+    return [f"wf:{{{run_id}}}:{part}" for part in PARTS]
+
+
+def all_keys_of(run_id: str) -> list[str]:
+    """Everything that belongs to a run, `meta` first: what is deleted with it."""
+    return [f"wf:{{{run_id}}}:{part}" for part in (*PARTS, *BESIDE_A_RUN)]
 
 
 def pairs(flat: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
@@ -81,6 +93,8 @@ _PHASES = {
 STATUS_LETTERS = {status: letter for letter, status in _STATUSES.items()}
 PHASE_LETTERS = {phase: letter for letter, phase in _PHASES.items()}
 SEPARATOR = "|"
+PARTS = ("meta", "nodes", "deps", "out", "ends", "events", "held")
+"""The keys of a run."""
 UNIT = 100_000
 """How `deps` counts: so much for a settled parent, one more for a completed one."""
 PENDING = 6
@@ -356,6 +370,7 @@ def run_of(
     run.started_at = float(meta[b"created_at"])
     run.finished_at = float(meta[b"finished_at"]) if meta[b"finished_at"] else None
     run.seq = seq
+    run.forked_from = meta[b"forked_from"].decode() if b"forked_from" in meta else None
     run.unfinished, run.active = int(meta[b"unfinished"]), int(meta[b"active"])
     run.failed, run.cancelled = int(meta.get(b"failed", 0)), int(meta.get(b"cancelled", 0))
     if b"max_bytes" in meta:
@@ -452,3 +467,52 @@ def node_of(text: str) -> NodeState:
     node.started_at = float(st) if st else None
     node.finished_at = float(fi) if fi else None
     return node
+
+
+# ── a state as the scripts keep it ───────────────────────────────────────────────────────
+
+
+def node_text(node: NodeState) -> str:
+    """The reverse of `node_of`."""
+    times = (node.until, node.lease_until)
+    return SEPARATOR.join(
+        (
+            STATUS_LETTERS[node.status],
+            *map(str, (node.epoch, node.attempt, node.crashes)),
+            *map(str, node.token[1:]),
+            *map(str, node.answered[1:]),
+            PHASE_LETTERS[node.phase],
+            *("" if at is None else time_text(at) for at in times),
+            node.worker or "",
+            "" if node.started_at is None else time_text(node.started_at),
+            "" if node.finished_at is None else time_text(node.finished_at),
+        )
+    )
+
+
+def end_text(node: NodeState, graph: Graph) -> str | None:
+    """Reason, cause and error of a node, if it has one of them; the reverse of `_end`."""
+    if node.reason is None and node.cause is None and node.error is None:
+        return None
+    cause = -1 if node.cause is None else graph.index[node.cause]
+    error = "" if node.error is None else _json(node.error)
+    return _json([node.reason or "", cause, error])
+
+
+def event_text(event: Event, graph: Graph) -> bytes:
+    """The reverse of `event_of`."""
+    _, time, kind, epoch, node, attempt, data = event
+    if data is not None and "cause" in data:
+        data = {**data, "cause": graph.index[data["cause"]]}
+    if data is not None and kind == "run.failed":
+        data = failure_of(data["error"], graph)
+    place = None if node is None else graph.index[node]
+    return orjson.dumps([time, kind, epoch, place, attempt, data])
+
+
+def failure_of(error: Mapping[str, Any] | None, graph: Graph) -> dict[str, Any]:
+    """The reverse of `run_error`."""
+    if error is None:
+        return {"error": None}
+    own = {name: value for name, value in error.items() if name != "node"}
+    return {"error": own, "at": graph.index[error["node"]]}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
+from math import inf
 from typing import Any
 
 import orjson
@@ -38,6 +39,7 @@ from dovetail.stores.records import (
     PAGE_BYTES,
     BaseRecords,
     Definitions,
+    batch_end,
     batch_view,
     changed,
     list_position,
@@ -53,10 +55,10 @@ from dovetail.stores.records import (
     workflow_item,
 )
 from dovetail.stores.redis.accepted import RedisAcceptedRuns
-from dovetail.stores.redis.codec import event_of, run_error, source
+from dovetail.stores.redis.codec import all_keys_of, event_of, keys_of, run_error, source
 from dovetail.stores.redis.definitions import definition, definition_key, stored_graph
 from dovetail.stores.redis.limits import RedisLimits
-from dovetail.stores.redis.logs import LogReading, RedisLogs, log_keys_of
+from dovetail.stores.redis.logs import LogReading, RedisLogs
 from dovetail.stores.redis.run_index import (
     NOT_RUNNING,
     OPEN,
@@ -76,11 +78,16 @@ from dovetail.stores.redis.run_index import (
     workflow_key,
 )
 from dovetail.stores.redis.scope import RedisOutputs
-from dovetail.stores.redis.store import keys_of
 
 MAX_CHECKED = 1000
 MAX_SEQ = 1 << 53
 """Numbers beyond it are not exact in a script."""
+DELETE_SIZE = 50
+"""Runs that are deleted side by side."""
+DROPPED_NOW = 1
+"""What `records_drop` says of a run that nothing had dropped before."""
+LATEST_TIME = 1e300
+"""Redis reads no infinity."""
 RETENTION_SECONDS = 7 * 86400.0
 
 _SUMMARY = (
@@ -442,6 +449,13 @@ class RedisRecords(BaseRecords):
             raise no_batch(batch_id, "Redis")
         return workflow.decode(), int(count), float(created_at)
 
+    async def _deleted_of(self, batch_id: str) -> tuple[int, float]:
+        """How many runs of a batch were deleted, and when the last of these had ended."""
+        deleted, ended = await self._redis.call(
+            "HMGET", batch_key(batch_id), "deleted", "deleted_end"
+        )
+        return int(deleted or 0), float(ended or 0)
+
     async def open_batch(
         self, batch_id: str, workflow: str, count: int, key: Key | None, now: float
     ) -> None:
@@ -467,22 +481,23 @@ class RedisRecords(BaseRecords):
         workflow, count, created_at = await self._batch(batch_id)
         first = list_position(cursor, 0)
         by_status: dict[str, int] = {}
-        finished, ended = 0, None
+        ended = None
         if counts:
             where = batch_key(batch_id)
             # In this order: a batch that is finished has no run that is counted as running.
             counting = (self._lists.count(where, s) for s in ("finished", *NOT_RUNNING, "all"))
-            (finished, *numbers, there), ended = await asyncio.gather(
-                asyncio.gather(*counting), self._lists.last_end(where)
+            (finished, *numbers, there), last, deleted = await asyncio.gather(
+                asyncio.gather(*counting), self._lists.last_end(where), self._deleted_of(batch_id)
             )
             turned = dict(zip(NOT_RUNNING, numbers, strict=True))
             every = {RUNNING: there - sum(numbers), **turned}
             by_status = {s: every[s] for s in STATUSES if every[s] > 0}
+            ended = batch_end(count, by_status, finished, last or 0.0, *deleted)
         runs = await self._runs_of(batch_id, first, count, limit + 1)
         return batch_view(
             (batch_id, workflow, count, created_at),
             by_status,
-            (ended or 0.0) if finished == count else None,
+            ended,
             runs,
             limit,
         )
@@ -532,7 +547,7 @@ class RedisRecords(BaseRecords):
         return len(due)
 
     async def _expire(self, run_id: str, long_ago: float, now: float) -> None:
-        keys = keys_of(run_id)
+        keys = all_keys_of(run_id)
         batch = await self._redis.call("HGET", keys[0], "batch")
         if batch is not None:
             where = batch_key(batch.decode())
@@ -544,18 +559,38 @@ class RedisRecords(BaseRecords):
                 # Not before that; until then it is not in the way of others.
                 await self._redis.call("ZADD", f"{RUNS}:finished", "XX", repr(last), run_id)
                 return
-        every = [*keys, *log_keys_of(run_id)]
-        if await self._redis.call_script(source("records_drop"), every, [repr(long_ago)]):
+        if await self._redis.call_script(source("records_drop"), keys, [repr(long_ago)]):
             # What is left of it says where it is listed: a crash here, and we come again.
-            await self._take_out(run_id)
+            await self._take_out(run_id, whole_batch=True)
         else:
             await self._lists.refresh([run_id])  # it was retried
         if not await self._redis.call("EXISTS", keys[0]):
             await self._redis.call("ZREM", f"{RUNS}:finished", run_id)
 
-    async def _take_out(self, run_id: str) -> None:
+    async def delete(self, run_ids: Sequence[str], *, ended_before: float = inf) -> list[str]:
+        """As `DurableStore`. A crash on the way leaves a run that is not shown any more; `expire`
+        removes the rest of it."""
+        deleted: list[str] = []
+        for first in range(0, len(run_ids), DELETE_SIZE):
+            some = run_ids[first : first + DELETE_SIZE]
+            found = await asyncio.gather(*(self._delete_run(one, ended_before) for one in some))
+            deleted += [run_id for run_id, done in zip(some, found, strict=True) if done]
+        return deleted
+
+    async def _delete_run(self, run_id: str, ended_before: float) -> bool:
+        keys = all_keys_of(run_id)
+        before = repr(min(ended_before, LATEST_TIME))
+        dropped = int(await self._redis.call_script(source("records_drop"), keys, [before]))
+        if dropped:
+            await self._take_out(run_id, whole_batch=False)
+            await self._redis.call("ZREM", f"{RUNS}:finished", run_id)
+        return dropped == DROPPED_NOW
+
+    async def _take_out(self, run_id: str, *, whole_batch: bool) -> None:
+        """Remove what is left of a run that was dropped. With `whole_batch` its batch goes when no
+        run of it is left; else only if all that were asked for were there."""
         meta = keys_of(run_id)[0]
-        key, *birth = await self._redis.call("HMGET", meta, "key", *ORIGIN_FIELDS)
+        key, ended, *birth = await self._redis.call("HMGET", meta, "key", "ended", *ORIGIN_FIELDS)
         if birth[0] is None:
             return  # another one is done with it
         if key is not None:
@@ -563,8 +598,13 @@ class RedisRecords(BaseRecords):
         was = origin(*birth)
         await self._lists.take_out(run_id, was)
         if was.batch is not None:
-            await self._redis.call("HDEL", f"{batch_key(was.batch)}:places", was.place)
-            if not await self._lists.count(batch_key(was.batch), "all"):
+            where = batch_key(was.batch)
+            left = [was.place, run_id, ended or b"0"]
+            deleted, count = await self._redis.call_script(
+                source("batch_leave"), [where, f"{where}:places"], left
+            )
+            is_over = whole_batch or deleted >= count
+            if is_over and not await self._lists.count(where, "all"):
                 await self._drop_batch(was.batch)
         await self._redis.call("DEL", meta)
 

@@ -22,13 +22,12 @@ from dovetail.core.states import NodeStatus
 from dovetail.core.transitions import Submit
 from dovetail.redis_client.pipelined import Argument, Command, PipelinedRedis
 from dovetail.stores.redis.codec import (
-    PHASE_LETTERS,
-    SEPARATOR,
-    STATUS_LETTERS,
     UNIT,
+    end_text,
     event_of,
     new_nonce,
     node_of,
+    node_text,
     source,
     time_text,
 )
@@ -152,10 +151,8 @@ def _parts(made: RebuiltRun, kept: Mapping[int, NodeState], now: float) -> dict[
             if node.epoch == 1:
                 continue  # as if nothing had happened to it
         nodes += (place, _text(node, kept.get(place), nonce, now))
-        if node.reason is not None or node.cause is not None or node.error is not None:
-            cause = -1 if node.cause is None else run.graph.index[node.cause]
-            error = "" if node.error is None else orjson.dumps(node.error).decode()
-            ends += (place, orjson.dumps([node.reason or "", cause, error]).decode())
+        if (end := end_text(node, run.graph)) is not None:
+            ends += (place, end)
     completed = {i for i, n in enumerate(run.nodes) if n.status is NodeStatus.COMPLETED}
     return {
         "meta": _meta(made),
@@ -193,7 +190,7 @@ def _meta(made: RebuiltRun) -> list[Any]:
 
 def _text(node: NodeState, kept: NodeState | None, nonce: int, now: float) -> str:
     """As the scripts keep a node; see `node_of`."""
-    token, answered, lease = node.token, node.answered, ""
+    token, answered, lease = node.token, node.answered, None
     known = kept is not None and kept.epoch == node.epoch
     own = token.nonce
     if node.status is NodeStatus.RUNNING:
@@ -204,7 +201,7 @@ def _text(node: NodeState, kept: NodeState | None, nonce: int, now: float) -> st
         # A start that is kept keeps its lease; the lease of any other is unknown.
         runs = kept is not None and kept.status is node.status and own == kept.token.nonce
         until = kept.lease_until if runs and kept is not None else None
-        lease = time_text(now if until is None else until)
+        lease = now if until is None else until
     elif node.status is NodeStatus.QUEUED:
         own = nonce
     elif known and kept is not None and kept.token[:2] == token[:2]:
@@ -212,21 +209,10 @@ def _text(node: NodeState, kept: NodeState | None, nonce: int, now: float) -> st
     last = answered.nonce
     if known and kept is not None and kept.answered[:2] == answered[:2]:
         last = kept.answered.nonce
-    return SEPARATOR.join(
-        (
-            STATUS_LETTERS[node.status],
-            *map(str, (node.epoch, node.attempt, node.crashes, token.attempt)),
-            str(own if token.nonce else 0),
-            str(answered.attempt),
-            str(last if answered.nonce else 0),
-            PHASE_LETTERS[node.phase],
-            "" if node.until is None else time_text(node.until),
-            lease,
-            node.worker or "",
-            "" if node.started_at is None else time_text(node.started_at),
-            "" if node.finished_at is None else time_text(node.finished_at),
-        )
-    )
+    node.token = token._replace(nonce=own if token.nonce else 0)
+    node.answered = answered._replace(nonce=last if answered.nonce else 0)
+    node.lease_until = lease
+    return node_text(node)
 
 
 async def end_by_force(

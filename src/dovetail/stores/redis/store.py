@@ -35,6 +35,7 @@ from dovetail.core.events import Event, Token
 from dovetail.core.outputs import MAX_INPUT_BYTES, OutputReference, ReadBudget, parts
 from dovetail.core.run import Phase, RunState
 from dovetail.core.states import RunStatus
+from dovetail.core.step import begin
 from dovetail.core.transitions import (
     NOTHING,
     Cancel,
@@ -65,6 +66,7 @@ from dovetail.stores.redis.codec import (
     encode_transition,
     event_of,
     joined,
+    keys_of,
     new_nonce,
     pairs,
     run_of,
@@ -106,6 +108,7 @@ from dovetail.stores.redis.scope import (
     RunHeaderCache,
     there,
 )
+from dovetail.stores.redis.staging import fork_parts, write_run
 from dovetail.stores.redis.timers import ACTIVE
 
 RULES = (
@@ -125,7 +128,6 @@ RULES = (
     "apply",
 )
 HOT = ("submit", "complete_many")
-PARTS = ("meta", "nodes", "deps", "out", "ends", "events", "held")
 POLL_SECONDS = 0.02
 LONGEST_POLL_SECONDS = 0.2
 WATCH_PAGE = 500
@@ -133,10 +135,6 @@ WATCH_PAGE = 500
 BATCH_SIZE = 64
 """Runs that are made in one go."""
 LISTED_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
-
-
-def keys_of(run_id: str) -> list[str]:
-    return [f"wf:{{{run_id}}}:{part}" for part in PARTS]
 
 
 class SpeculativeDispatch(NamedTuple):
@@ -197,6 +195,8 @@ class RedisStore:
         """Make these runs, each by itself; nothing is decided of one that is there."""
         nonce, began = new_nonce(), monotonic()
         submits = [bounded_submit(submit, self._max_run_bytes) for submit in submits]
+        if any(submit.forked_from is not None for submit in submits):
+            return [await self._create_whole(submit, now, nonce) for submit in submits]
         definitions = await self._headers.keeping(submits)
         if not self._redis.keeps_order:  # else the runs come behind these anyway
             await self._redis.call_many(definitions)
@@ -237,6 +237,19 @@ class RedisStore:
                     decision = joined(decision, rest)
             decisions.append(decision)
         return decisions
+
+    async def _create_whole(self, submit: Submit, now: float, nonce: int) -> Decision:
+        """Make a fork as the core begins it: its outputs are too much for one call of a script."""
+        run, decision = begin(submit, now, nonce)
+        header = self._headers.made(submit, now)
+        stored = self._headers.definitions.stored(submit.graph)
+        parts = fork_parts(run, decision.events, stored)
+        definition = (stored.sha256, stored.content)
+        if not await write_run(self._redis, submit.run_id, parts, definition):
+            return NOTHING  # by another process; or by this one, whose connection broke
+        self._headers.keep(header)
+        decision.dispatch = [order._replace(run=header.run) for order in decision.dispatch]
+        return decision
 
     async def _with_ahead(
         self, calls: Sequence[Command], foreseen: Iterable[Foreseen | None], *, is_wide: bool

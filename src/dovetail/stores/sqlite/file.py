@@ -23,7 +23,7 @@ from dovetail.stores.records import named_statements
 
 APPLICATION_ID = 0x444F5645
 """Written into the file's header, so that another program's database is not taken for ours."""
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 BUSY_SECONDS = 30.0
 """How long to wait for another process that writes; a commit takes milliseconds."""
 _RETRY_SECONDS = 0.01
@@ -148,6 +148,9 @@ class SqliteFile:
         version, _, _ = _header(connection)
         if version == SCHEMA_VERSION:
             return
+        # Only a file without tables takes it. There the space of deleted rows is given back in
+        # small steps.
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         _switch_to_wal(connection)
         connection.execute("BEGIN IMMEDIATE")
         try:

@@ -131,10 +131,29 @@ CREATE TRIGGER logs_of_deleted_runs AFTER DELETE ON runs BEGIN
   DELETE FROM logs WHERE run = OLD.number;
 END;
 
+-- name: schema_3
+-- The highest numbers of rows that were deleted. No number is given twice: a process knows a run and
+-- a definition by its number, and would take another one for it.
+CREATE TABLE last_numbers (
+  name TEXT PRIMARY KEY,
+  number INTEGER NOT NULL
+) WITHOUT ROWID;
+INSERT INTO last_numbers (name, number) VALUES ('runs', 0), ('definitions', 0), ('batches', 0);
+-- How many runs of a batch were deleted, and when the last of these had ended.
+ALTER TABLE batches ADD COLUMN deleted INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE batches ADD COLUMN deleted_end REAL;
+-- To free the idempotency key of a run that is deleted.
+CREATE INDEX keys_by_made ON keys (made);
+
 -- ── runs and their log ──────────────────────────────────────────────────────────────────
 
 -- name: add_definition
-INSERT OR IGNORE INTO definitions (sha256, content) VALUES (?, ?);
+INSERT OR IGNORE INTO definitions (number, sha256, content) VALUES (
+  1 + MAX(
+    IFNULL((SELECT MAX(number) FROM definitions), 0),
+    (SELECT number FROM last_numbers WHERE name = 'definitions')
+  ), ?, ?
+);
 
 -- name: find_definition
 SELECT number FROM definitions WHERE sha256 = ?;
@@ -145,17 +164,26 @@ SELECT content FROM definitions WHERE number = ?;
 -- name: add_run
 -- Nothing, if the id or the place in the batch is taken.
 INSERT INTO runs (
-  run_id, workflow, version, definition, retries, params, batch, place, created_at, owner,
+  number, run_id, workflow, version, definition, retries, params, batch, place, created_at, owner,
   status, epoch, started_at, finished_at, error, result
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT DO NOTHING;
+) VALUES (
+  1 + MAX(
+    IFNULL((SELECT MAX(number) FROM runs), 0),
+    (SELECT number FROM last_numbers WHERE name = 'runs')
+  ), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
+) ON CONFLICT DO NOTHING;
 
 -- name: find_place
 SELECT run_id FROM runs WHERE batch = ? AND place = ?;
 
 -- name: add_entries
--- Fewer rows than given were added: another process was faster, see `journal`.
-INSERT OR IGNORE INTO journal (id, seq, entries) VALUES (?, ?, ?);
+-- Fewer rows than given were added: another process was faster, see `journal`, or has deleted the
+-- run. The number of the run is in the high bits of the id (see `piece`).
+INSERT OR IGNORE INTO journal (id, seq, entries)
+SELECT ?1, ?2, ?3 WHERE EXISTS (SELECT 1 FROM runs WHERE number = ?1 >> 24);
+
+-- name: has_run
+SELECT 1 FROM runs WHERE number = ?;
 
 -- name: has_piece
 SELECT 1 FROM journal WHERE id = ?;
@@ -249,6 +277,51 @@ WHERE run = ?1 AND seq + MAX(lines, 1) > ?2 + 1
   AND seq >= IFNULL((SELECT MAX(seq) FROM logs WHERE run = ?1 AND seq <= ?2 + 1), 0) {conditions}
 ORDER BY seq;
 
+-- ── runs are deleted ────────────────────────────────────────────────────────────────────
+
+-- name: ended_runs
+-- After a number, oldest first, whether they have ended or not: the reader stops at the first run
+-- that was created too late.
+SELECT number, run_id, created_at, finished_at FROM runs WHERE number > ? ORDER BY number LIMIT ?;
+
+-- name: deletable_run
+-- A run that ended at that time or before.
+SELECT number, definition, workflow, batch, finished_at FROM runs
+WHERE run_id = ? AND finished_at <= ?;
+
+-- name: delete_journal
+DELETE FROM journal WHERE id BETWEEN :first_piece AND :last_piece;
+
+-- name: delete_keys
+DELETE FROM keys WHERE made = :run_id;
+
+-- name: delete_notifications
+DELETE FROM nudges WHERE run = :number;
+
+-- name: delete_run
+DELETE FROM runs WHERE number = :number;
+
+-- name: keep_number
+UPDATE last_numbers SET number = MAX(number, ?) WHERE name = ?;
+
+-- name: count_deleted
+UPDATE batches SET deleted = deleted + 1, deleted_end = MAX(IFNULL(deleted_end, 0.0), ?)
+WHERE number = ?;
+
+-- name: emptied_batch
+-- All its runs were there once, and none is left.
+SELECT batch_id FROM batches WHERE number = ?1 AND deleted >= count
+  AND NOT EXISTS (SELECT 1 FROM runs WHERE batch = ?1);
+
+-- name: delete_batch
+DELETE FROM batches WHERE number = ?;
+
+-- name: delete_unused_definition
+-- A run and a version have the name that their definition has.
+DELETE FROM definitions WHERE number = ?1
+  AND NOT EXISTS (SELECT 1 FROM versions WHERE name = ?2 AND definition = ?1)
+  AND NOT EXISTS (SELECT 1 FROM runs WHERE workflow = ?2 AND definition = ?1);
+
 -- ── owners ──────────────────────────────────────────────────────────────────────────────
 
 -- name: add_owner
@@ -306,10 +379,16 @@ SELECT body, made FROM keys WHERE scope = ? AND key = ?;
 INSERT INTO keys (scope, key, body, made) VALUES (?, ?, ?, ?);
 
 -- name: add_batch
-INSERT INTO batches (batch_id, workflow, count, created_at) VALUES (?, ?, ?, ?);
+INSERT INTO batches (number, batch_id, workflow, count, created_at) VALUES (
+  1 + MAX(
+    IFNULL((SELECT MAX(number) FROM batches), 0),
+    (SELECT number FROM last_numbers WHERE name = 'batches')
+  ), ?, ?, ?, ?
+);
 
 -- name: read_batch
-SELECT number, batch_id, workflow, count, created_at FROM batches WHERE batch_id = ?;
+SELECT number, batch_id, workflow, count, created_at, deleted, deleted_end FROM batches
+WHERE batch_id = ?;
 
 -- name: find_batches
 SELECT batch_id FROM batches WHERE batch_id >= ? AND batch_id < ? ORDER BY batch_id LIMIT 5;

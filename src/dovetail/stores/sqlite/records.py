@@ -36,6 +36,7 @@ from dovetail.stores.records import (
     PAGE_BYTES,
     BaseRecords,
     batch_counts,
+    batch_end,
     batch_page,
     batch_view,
     check_seen,
@@ -55,6 +56,7 @@ from dovetail.stores.records import (
     workflow_item,
     workflow_view,
 )
+from dovetail.stores.sqlite.deletion import INCREMENTAL
 from dovetail.stores.sqlite.file import (
     SCHEMA_VERSION,
     readable_by_others,
@@ -315,14 +317,14 @@ class SqliteRecords(BaseRecords):
         self, batch_id: str, *, limit: int = 100, cursor: str | None = None, counts: bool = True
     ) -> dict[str, Any]:
         limit = page_size(limit)
-        number, batch_id, workflow, count, created_at = self._batch(batch_id)
+        number, batch_id, workflow, count, created_at, *deleted = self._batch(batch_id)
         counted = self._store.rows("batch_counts", number) if counts else ()
         by_status, finished, ended = batch_counts(counted)
         rows = self._store.rows("batch_runs", number, list_position(cursor, 0), limit + 1)
         return batch_view(
             (batch_id, workflow, count, created_at),
             by_status,
-            ended if finished == count else None,
+            batch_end(count, by_status, finished, ended, *deleted),
             [(index, run_id, run_status(status)) for index, run_id, status in rows],
             limit,
         )
@@ -352,8 +354,13 @@ class SqliteRecords(BaseRecords):
     def _schema_findings(self) -> Iterable[DoctorFinding]:
         """Tables and indexes that are missing."""
         there = {name for (name,) in self._store.rows("things")}
-        steps = (statements()[f"schema_{step}"] for step in range(1, SCHEMA_VERSION + 1))
-        for statement in [one for step in steps for one in split_statements(step)]:
+        made = (
+            statement
+            for number in range(1, SCHEMA_VERSION + 1)
+            for statement in split_statements(statements()[f"schema_{number}"])
+            if statement.startswith("CREATE")
+        )
+        for statement in made:
             name = _named(statement)
             if name not in there:
                 kind = {"TABLE": "table", "TRIGGER": "trigger"}.get(statement.split()[1], "index")
@@ -415,6 +422,14 @@ class SqliteRecords(BaseRecords):
             found.append(
                 DoctorFinding("journal", False, f"its journal mode is {mode}, not wal", fix)
             )
+        if self._store.pragma("auto_vacuum") != INCREMENTAL:
+            unused = self._store.pragma("freelist_count") * self._store.pragma("page_size")
+            what = (
+                f"{counted(unused, 'byte')} of deleted runs are used for new runs, not given back"
+            )
+            # A warning: an older version made the file, and it works.
+            fix = f"stop what uses it, then: sqlite3 {path} 'PRAGMA auto_vacuum = 2; VACUUM'"
+            found.append(DoctorFinding("space", True, what, fix))
         if exposed := readable_by_others(path):
             names = " ".join(map(str, exposed))
             what = f"others on this machine may read or write {names}"

@@ -23,6 +23,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -53,6 +54,15 @@ from dovetail.engine.listener import Listener, SafeListener, end_in
 from dovetail.engine.ports import Cached, Key, KeyUsed
 from dovetail.engine.views import MAX_WHY_LENGTH, damage_error, unread_run
 from dovetail.stores.records import Definitions, no_run
+from dovetail.stores.sqlite.deletion import (
+    BATCH_SIZE,
+    Deleted,
+    SpaceReclaimer,
+    delete_runs,
+    delete_unused,
+    paced,
+    runs_ended_before,
+)
 from dovetail.stores.sqlite.file import Owner, SqliteFile, statements
 from dovetail.stores.sqlite.group_commit import CachedRun, GroupCommit, projection, shown
 from dovetail.stores.sqlite.writer import (
@@ -79,6 +89,8 @@ MAX_LARGE_RUNS = 4
 PART_BYTES = 4 << 20
 """Of a journal in one read: the event loop waits meanwhile."""
 RUNNING = NodeStatus.RUNNING
+LOOK_SIZE = 1000
+"""Runs that are looked at in one read for whether they ended long ago."""
 MAX_NAMED = 1000
 """Set-aside runs that are remembered, to log each once."""
 
@@ -435,8 +447,10 @@ class SqliteStore:
             ours = list(kept.staged)
             try:
                 (self._catch_up if kept.mine else self._refresh)(kept)
-            except BrokenRun as error:
+            except (BrokenRun, NotFound) as error:
                 self._set_aside(kept, ours, error)
+                if isinstance(error, NotFound):
+                    return None
                 raise
             self._keep(kept)  # it was dropped if it has ended: the caller may retry it
             return kept
@@ -513,11 +527,13 @@ class SqliteStore:
         ours = list(kept.staged)
         try:
             self._catch_up(kept)
-        except BrokenRun as error:
+        except (BrokenRun, NotFound) as error:
             self._set_aside(kept, ours, error)
 
-    def _set_aside(self, kept: CachedRun, ours: Sequence[Staged], error: BrokenRun) -> None:
-        """Drive it no longer, and void its staged decisions."""
+    def _set_aside(
+        self, kept: CachedRun, ours: Sequence[Staged], error: BrokenRun | NotFound
+    ) -> None:
+        """Drive it no longer, and void its staged decisions: it is damaged, or deleted."""
         run_id = kept.run.id
         kept.staged, kept.stale = [], False
         for one in ours:
@@ -531,9 +547,10 @@ class SqliteStore:
             orders.stop = [Stop(run_id, name, token) for name, token in _running(kept.run)]
             self._engine.on_effects(orders)
         self._refuse_waiting(run_id, error)
-        self._log_set_aside(run_id, error)
+        if isinstance(error, BrokenRun):
+            self._log_set_aside(run_id, error)
 
-    def _refuse_waiting(self, run_id: str, error: BrokenRun) -> None:
+    def _refuse_waiting(self, run_id: str, error: BrokenRun | NotFound) -> None:
         for watcher in self._watchers.get(run_id, ()):
             watcher.set()
         for waiter in self._finishers.pop(run_id, ()):
@@ -554,8 +571,10 @@ class SqliteStore:
         ran = _running(kept.run)
         ours, kept.staged = kept.staged, []
         row = self._query("read_run", kept.run.id)
-        if row is None:
+        if row is None and kept.mine:  # it has not finished, so no process may delete it
             raise BrokenRun(f"run {kept.run.id} is no longer in {self.file.path}")
+        if row is None:
+            raise no_run(kept.run.id, self.file.path)
         fresh = self._read(row)
         for name in RunState.__slots__:
             setattr(kept.run, name, getattr(fresh.run, name))
@@ -638,8 +657,11 @@ class SqliteStore:
             if kept is not None and kept.mine:
                 continue
             row = self._query("is_finished", run_id)
+            if row is None:  # another process has deleted it
+                self._refuse_waiting(run_id, no_run(run_id, self.file.path))
+                continue
             try:
-                found = self._fetch(run_id) if row is not None and row[1] else None
+                found = self._fetch(run_id) if row[1] else None
             except BrokenRun as error:
                 self._refuse_waiting(run_id, error)
                 continue
@@ -711,7 +733,12 @@ class SqliteStore:
                     found.append(blob.read(one.size))
             return found
 
-        return self._reading(read)
+        try:
+            return self._reading(read)
+        except StoreError:
+            if self._query("is_finished", run.id) is None:
+                raise StoreError(f"run {run.id} was deleted meanwhile") from None
+            raise
 
     async def wait(self, run_id: str) -> RunState:
         while True:
@@ -752,7 +779,10 @@ class SqliteStore:
         try:
             while True:
                 news.clear()  # before reading, or what comes in between would wait for the next
-                finished = self._query("is_finished", run_id)[1]
+                row = self._query("is_finished", run_id)
+                if row is None:
+                    raise no_run(run_id, self.file.path)
+                finished = row[1]
                 rows = self.part(at, last)
                 for entry in self.entries_of(run_id, rows):
                     for event in entry.events:
@@ -901,6 +931,49 @@ class SqliteStore:
         except BrokenRun as error:
             self._log_set_aside(run_id, error)
             return False
+
+    # ── runs are deleted ─────────────────────────────────────────────────────────────────
+
+    async def delete(self, run_ids: Sequence[str], *, ended_before: float = inf) -> list[str]:
+        self._check()
+        deleted = Deleted([], set())
+        for first in range(0, len(run_ids), BATCH_SIZE):
+            some = run_ids[first : first + BATCH_SIZE]
+            found = await self._delete_some(some, ended_before)
+            deleted.run_ids.extend(found.run_ids)
+            deleted.definitions.update(found.definitions)
+        for one in deleted.definitions:
+            await self.transact(partial(delete_unused, definition=one))
+        return deleted.run_ids
+
+    async def _delete_some(self, run_ids: Sequence[str], ended_before: float) -> Deleted:
+        deleted: Deleted = await paced(
+            self.writer,
+            lambda connection: self.writer.transaction(
+                connection, lambda c: delete_runs(c, run_ids, ended_before), makes_runs=False
+            ),
+        )
+        for run_id in deleted.run_ids:
+            self._large.pop(run_id, None)
+            self._refuse_waiting(run_id, no_run(run_id, self.file.path))
+        return deleted
+
+    async def delete_ended(self, before: float) -> int:
+        """Delete all runs that ended at that time or before, oldest first; returns how many."""
+        after, goes_on, deleted = 0, True, 0
+        while goes_on:
+            rows = self.rows("ended_runs", after, LOOK_SIZE)
+            found, goes_on = runs_ended_before(rows, before)
+            deleted += len(await self.delete(found, ended_before=before))
+            after = rows[-1][0] if rows else after
+            await asyncio.sleep(0)
+        return deleted
+
+    async def reclaim_space(self) -> None:
+        """Give the space of deleted runs back to the disk, as far as that disturbs no process."""
+        await SpaceReclaimer(self.writer).reclaim(
+            is_alone=lambda connection: not self._drives and not self.owner.others(connection)
+        )
 
     # ── runs that are damaged ────────────────────────────────────────────────────────────
 

@@ -35,6 +35,8 @@ log = logging.getLogger("dovetail.store")
 
 OUTPUTS = frozenset({KINDS[Complete], KINDS[Recall]})
 """Entries whose extra is an output."""
+BEGINNING = KINDS[Submit]
+"""The entry whose extra has the reused outputs of a fork."""
 
 
 class Staged:
@@ -107,6 +109,11 @@ def _events(seq: int, time: float, events: Sequence[Sequence[Any]]) -> list[Even
     return made
 
 
+def has_outputs(extra: Any) -> bool:
+    """Whether this is what a fork begins with."""
+    return isinstance(extra, dict) and isinstance(extra.get("outputs"), dict)
+
+
 def thinned(
     row: tuple[int, int, bytes], room: ReadBudget | None, entries: list[JournalEntry]
 ) -> ReadBudget | None:
@@ -120,22 +127,32 @@ def thinned(
         entries += decoded([row])
         return ReadBudget(room.each, room.together - len(text))
     at = 0
+
+    def thin(output: Any) -> Any:
+        """The output, or where it is in the piece; outputs come in the order of the bytes."""
+        nonlocal at, room
+        if room is None:
+            return None
+        encoded = orjson.dumps(output)
+        size = len(encoded)
+        if size <= min(room):
+            room = ReadBudget(room.each, room.together - size)
+            return output
+        found = text.find(encoded, at)
+        if found < 0:
+            return output
+        at = found + size
+        return OutputReference(size, (number, found))
+
     for entry in decoded([row]):
-        if entry.kind not in OUTPUTS:
+        extra = entry.extra
+        if entry.kind in OUTPUTS:
+            entries.append(entry._replace(extra=thin(extra)))
+        elif entry.kind == BEGINNING and has_outputs(extra):
+            outputs = {name: thin(output) for name, output in extra["outputs"].items()}
+            entries.append(entry._replace(extra={**extra, "outputs": outputs}))
+        else:
             entries.append(entry)
-            continue
-        output = None
-        if room is not None:
-            encoded = orjson.dumps(entry.extra)
-            size, output = len(encoded), entry.extra
-            found = -1
-            if size <= min(room):
-                room = ReadBudget(room.each, room.together - size)
-            else:
-                found = text.find(encoded, at)
-            if found >= 0:
-                at, output = found + size, OutputReference(size, (number, found))
-        entries.append(entry._replace(extra=output))
     return room
 
 
@@ -357,11 +374,12 @@ class CommitRound(NamedTuple):
 class CommitOutcome(NamedTuple):
     made: Sequence[CreatedRun]
     overtaken: frozenset[int]
-    """Runs to which another process appended first. If there is one, nothing was committed."""
+    """Runs to which another process appended first, or which it deleted. If there is one, nothing
+    was committed."""
 
 
 class LogConflict(Exception):
-    """Another process has appended to a log at the same position."""
+    """Another process has appended to a log at the same position, or deleted its run."""
 
 
 def commit(writer: Writer, connection: sqlite3.Connection, round_: CommitRound) -> CommitOutcome:
@@ -383,6 +401,7 @@ def commit(writer: Writer, connection: sqlite3.Connection, round_: CommitRound) 
             add.number
             for add, row in zip(round_.additions, rows, strict=True)
             if connection.execute(statements()["has_piece"], row[:1]).fetchone()
+            or not connection.execute(statements()["has_run"], (add.number,)).fetchone()
         }
         if not taken:  # to go on as if it were written would lose what was answered
             raise StoreError("a round adds to one log twice at the same place") from None

@@ -8,14 +8,16 @@
 --   ARGV[8]  max bytes of its outputs together, empty for no limit
 --   ARGV[9]… constant fields of meta; limit only if there is one, fail_fast only if it is off
 -- returns {number of events, whether conditions are pending, the published roots}; {} if another
--- call created the run. A repeated call gets the same reply again, as long as no root has moved.
+-- call created the run, or deleted it. A repeated call gets the same reply again, as long as no root has moved.
 
 local call = redis.call
 local now, nonce, limit = ARGV[1], ARGV[2], tonumber(ARGV[6])
 local roots = {}
 for index in string.gmatch(ARGV[4], '%d+') do roots[#roots + 1] = index end
 
-if call('HEXISTS', KEYS[1], 'status') == 1 then
+local kept = call('HMGET', KEYS[1], 'status', 'dropped')
+if kept[2] then return {} end -- it was deleted, and this caller is late
+if kept[1] then
   local reply = {call('LLEN', KEYS[3]), 0}
   for _, index in ipairs(roots) do
     local state = call('HGET', KEYS[2], index)
