@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 
-_ATTEMPT = re.compile(r"^\S+: warning: attempt \d+ of node '.*\n(?:  \| .*\n?)*", re.MULTILINE)
+_ATTEMPT = re.compile(
+    r"^(?:\S+Z )?\S+: warning: attempt \d+ of node '.*\n(?:  \| .*\n?)*", re.MULTILINE
+)
+"""On a console; the log of a service has times."""
 _AS_JSON = re.compile(r'^\{.*"logger":"dovetail\.attempts".*\n?', re.MULTILINE)
 
 

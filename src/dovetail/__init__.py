@@ -12,7 +12,18 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from dovetail.client import Dovetail
-    from dovetail.client.answers import Batch, BatchRun, Event, Page, Run, RunNode, WorkflowVersion
+    from dovetail.client.answers import (
+        Batch,
+        BatchRun,
+        Event,
+        InspectedNode,
+        LoggedLine,
+        NodeAttempt,
+        Page,
+        Run,
+        RunNode,
+        WorkflowVersion,
+    )
     from dovetail.core.errors import (
         Conflict,
         DovetailError,
@@ -43,8 +54,11 @@ _HOMES = {
     "Dovetail": "dovetail.client",
     "DovetailError": "dovetail.core.errors",
     "Event": "dovetail.client.answers",
+    "InspectedNode": "dovetail.client.answers",
     "InvalidDefinition": "dovetail.core.errors",
     "InvalidParams": "dovetail.core.errors",
+    "LoggedLine": "dovetail.client.answers",
+    "NodeAttempt": "dovetail.client.answers",
     "NotFound": "dovetail.core.errors",
     "Page": "dovetail.client.answers",
     "PermanentError": "dovetail.core.errors",
@@ -71,8 +85,11 @@ __all__ = [
     "Dovetail",
     "DovetailError",
     "Event",
+    "InspectedNode",
     "InvalidDefinition",
     "InvalidParams",
+    "LoggedLine",
+    "NodeAttempt",
     "NotFound",
     "Page",
     "PermanentError",

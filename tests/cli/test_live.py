@@ -102,6 +102,7 @@ def test_the_last_frame_stays_with_the_summary_below_it(shell: Shell) -> None:
     shell.write("flow.yaml", WAITING.replace("seconds: 1.5", "seconds: 0.3"))
     done = watch(shell, "run", "flow.yaml", "--handlers", "mine.py", columns=100)
     last = [re.sub(r"\d+\.\ds", "TIME", line) for line in done.screen.text]
+    last = [re.sub(r"\d{4}-\d\d-\d\dT[\d:.]+Z", "WHEN", line) for line in last]
     last = [re.sub(r"\b[0-9a-f]{6}\b", "RUN", line) for line in last]
     assert last == [
         "printed by a handler",
@@ -117,6 +118,11 @@ def test_the_last_frame_stays_with_the_summary_below_it(shell: Shell) -> None:
         "– after   skipped: flaky failed",
         "FAILED RUN in TIME",
         "  flaky: PermissionError: out/ is not writable   (mine.py:15 in broken)",
+        "  the end of its log, attempt 2:",
+        "    WHEN INFO flaky[2] stdout: printed by a handler",
+        "    WHEN INFO flaky[2] dovetail.handler: logged by a handler",
+        "see more:  dovetail runs show RUN flaky",
+        "           dovetail runs logs RUN --node flaky",
         "fix it, then:  dovetail runs retry RUN --handlers mine.py      reruns 3, reuses 4",
     ]
     assert done.screen.cursor_shown

@@ -36,7 +36,8 @@ nodes: [{id: start, handler: input}]
 
 
 def without_times(text: str) -> str:
-    """Run ids and seconds are the only things that differ from run to run."""
+    """Run ids, times and seconds are the only things that differ from run to run."""
+    text = re.sub(r"\d{4}-\d\d-\d\dT[\d:.]+Z", "WHEN", text)
     text = re.sub(r"\b[0-9a-f]{6}\b(?= |$)", "RUN", text)
     return re.sub(r"\b\d+\.\ds|\b\d+s\b", "0.0s", text)
 
@@ -97,11 +98,16 @@ def test_a_failed_run_ends_with_the_cause_and_the_next_command_and_exit_code_1(
     done = shell("run", "flow.yaml", "--handlers", "mine.py", "-p", "note=it's late")
     assert done.code == 1
     lines = without_times(done.out).splitlines()
-    assert lines[-5:] == [
+    assert lines[-10:] == [
         "✗ save_parquet   0.0s  3 attempts",
         "– create_review  skipped: save_parquet failed",
         "FAILED RUN in 0.0s",
         "  save_parquet: PermissionError: out/ is not writable   (mine.py:15 in broken)",
+        "  the end of its log, attempt 3:",
+        "    WHEN INFO save_parquet[3] stdout: printed by a handler",
+        "    WHEN INFO save_parquet[3] dovetail.handler: logged by a handler",
+        "see more:  dovetail runs show RUN save_parquet",
+        "           dovetail runs logs RUN --node save_parquet",
         "fix it, then:  dovetail runs retry RUN --handlers mine.py      reruns 2, reuses 1",
     ]
     assert "◌ save_parquet   retry 2 in 0.0s: PermissionError: out/ is not writable" in lines
@@ -124,10 +130,11 @@ nodes:
     done = shell("run", "flow.yaml")
     assert done.code == 1
     lines = without_times(done.out).splitlines()
-    assert lines[-5].startswith("  end: missing_value: ")
-    assert lines[-4:] == [
+    assert lines[-6].startswith("  end: missing_value: ")
+    assert lines[-5:] == [
         "a wrong definition: correct the file and fork the run, as below; a retry uses the old one",
         "a wrong handler or service: correct it and retry the run, as below",
+        "see more:  dovetail runs show RUN end",
         "fix flow.yaml, then:  dovetail runs fork RUN --definition flow.yaml",
         "fix it, then:  dovetail runs retry RUN      reruns 1, reuses 1",
     ]

@@ -136,7 +136,8 @@ def test_a_failed_run_is_shown_with_its_cause_and_the_next_command(
     lines = command("runs", "show", history.bad).out.splitlines()
     assert lines[0] == f"FAILED {history.bad[:6]} bad"
     assert "– after   skipped: broken failed" in lines
-    assert lines[-2].startswith("  broken: PermanentError: there is no fixed")
+    assert lines[-3].startswith("  broken: PermanentError: there is no fixed")
+    assert lines[-2] == f"see more:  dovetail runs show {history.bad[:6]} broken"
     retry = f"dovetail runs retry {history.bad[:6]} --handlers FILE.py"
     assert lines[-1] == f"fix it, then:  {retry}      reruns 2, reuses 1"
 

@@ -17,6 +17,7 @@ from dovetail.core.node_logs import (
     decode_lines,
     encode_lines,
     log_page,
+    log_text,
 )
 
 CIRCLE: dict[str, Any] = {}
@@ -157,3 +158,36 @@ def test_a_line_is_written_whatever_its_fields_are(fields: dict[str, Any]) -> No
 def test_a_damaged_chunk_has_no_lines() -> None:
     for text in (b"", b"{", b"7", b"[[1]]", b"[[1,2,3,4]]", b'["abc"]', "\x00"):
         assert decode_lines(text) == []
+
+
+ITEM: dict[str, Any] = {
+    "seq": 1,
+    "time": "2026-11-18T08:01:37.924353Z",
+    "node": "fetch",
+    "epoch": 1,
+    "attempt": 2,
+    "item": None,
+    "level": "INFO",
+    "logger": "shop",
+    "message": "done",
+    "fields": None,
+}
+
+
+def test_a_line_of_text_names_the_node_its_attempt_and_the_item() -> None:
+    assert log_text(ITEM) == "2026-11-18T08:01:37.924353Z INFO fetch[2] shop: done"
+    assert " fetch[2]#0 shop: " in log_text({**ITEM, "item": 0})
+    of_the_run = {**ITEM, "node": None, "epoch": None, "attempt": None}
+    assert " INFO - shop: done" in log_text(of_the_run)
+    assert log_text({**ITEM, "fields": {"n": "é"}}).endswith(' done {"n": "é"}')
+
+
+@given(st.text(), st.text(), st.text(), st.text())
+def test_a_line_of_text_is_one_line_that_a_terminal_may_see(
+    node: str, logger: str, message: str, field: str
+) -> None:
+    fields = {field: field}
+    item = {**ITEM, "node": node, "logger": logger, "message": message, "fields": fields}
+    spaces = "\xa0\u1680\u202f\u205f\u3000\u200c\u200d"
+    for char in log_text(item):
+        assert char.isprintable() or char in spaces or "\u2000" <= char <= "\u200a"

@@ -10,15 +10,19 @@ import orjson
 import pytest
 
 from dovetail.config import Settings
+from dovetail.core.errors import NotFound
 from dovetail.core.outputs import LARGE_OUTPUT
 from dovetail.core.transitions import Complete, Fail, Retry
 from dovetail.engine.commands import Commands
+from dovetail.engine.ports import LogQuery
 from dovetail.handlers.builtin import builtin_registry
 from dovetail.handlers.registry import describe
 from dovetail.stores.redis import store as redis_store
 from dovetail.stores.redis.codec import keys_of
+from dovetail.stores.redis.logs import LogAppender
 from dovetail.wiring.distributed import commanding, orchestrate, working
 
+from ..log_writer import chunk
 from .archive_world import LEASE, World, graph, lose_everything
 
 SECRET = "t0p-s3cret-key"
@@ -147,3 +151,24 @@ async def test_a_run_that_is_not_made_yet_has_a_node_without_attempts(
         detail = await asyncio.wait_for(commands.node_detail(accepted.run_id, "a"), 10)
     assert (detail["status"], detail["attempts"], detail["config"]) == ("PENDING", [], None)
     assert (detail["template"], detail["why"]["code"]) == ({"x": 1}, "queued")
+
+
+async def test_the_archive_has_the_log_of_a_run_that_redis_lost(
+    world: World, redis_url: str, postgres_url: str
+) -> None:
+    run_id = await world.begin(graph({"a": {}}))
+    await world.do(run_id, "a")
+    appender = LogAppender(max_bytes=64 << 20)
+    chunks = [chunk(run_id, number, f"{number}", f"{number} again") for number in range(3)]
+    await world.pipe.call_many(appender.commands(world.pipe, chunks))
+    await world.hints.moved([run_id])
+    await world.archiver.archive_what_moved()
+    async with commanding(Settings(redis_url=redis_url, database_url=postgres_url)) as commands:
+        hot = await commands.logs(run_id, LogQuery(node="a", level="info"))
+        assert [item["seq"] for item in hot["items"]] == list(range(1, 7))
+        await lose_everything(world)
+        assert await commands.logs(run_id, LogQuery(node="a", level="info")) == hot
+        followed = [item async for item in commands.follow_logs(run_id, LogQuery(after=4))]
+        assert followed == hot["items"][4:]
+        with pytest.raises(NotFound, match="has no node 'b'"):
+            await commands.logs(run_id, LogQuery(node="b"))

@@ -22,16 +22,18 @@ from fastapi.routing import APIRoute
 from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp
 
-from dovetail.api import batches, events, operations, runs, workflows
+from dovetail.api import batches, events, logs, nodes, operations, runs, workflows
 from dovetail.api.admission import Admission, Budgets, limits_of
 from dovetail.api.connection import most_connections
 from dovetail.api.events import FRAME, Event
+from dovetail.api.logs import LOG_FRAME
 from dovetail.api.middleware import Answered, Compression, Heads, RequestContext
 from dovetail.api.problems import KIND_OF, RETRY_AFTER, URN, answer_problems
 from dovetail.api.responses import BATCH, PREFIX, RUN, ProblemDetails, header, json_answer
 from dovetail.api.security import OPEN_PATHS, Guard, Tokens, page_policy
 from dovetail.api.service import ApiService
 from dovetail.core.definition.model import definition_schema
+from dovetail.core.node_logs import LEVELS
 from dovetail.core.states import NodeStatus, RunStatus
 from dovetail.engine.idempotency import MAX_KEY_LENGTH
 
@@ -61,7 +63,9 @@ async def docs(request: Request) -> Response:
 _ROUTERS = (
     (workflows.router, PREFIX),
     (runs.router, PREFIX),
+    (nodes.router, PREFIX),
     (events.router, PREFIX),
+    (logs.router, PREFIX),
     (batches.router, PREFIX),
     (operations.limits_router, PREFIX),
     (operations.workers_router, PREFIX),
@@ -178,6 +182,7 @@ def _complete(document: Part) -> None:
         ("ProblemDetails", ProblemDetails.model_json_schema(ref_template=_REF)),
         ("Event", Event.model_json_schema(ref_template=_REF)),
         ("EventFrame", FRAME),
+        ("LogFrame", LOG_FRAME),
         ("Definition", _definition()),
     ):
         schema = dict(schema)
@@ -204,6 +209,7 @@ _ENUMS = {"RunStatus": tuple(RunStatus), "NodeStatus": tuple(NodeStatus)}
 _CONSTRAINTS: dict[str, Part] = {
     "Idempotency-Key": {"type": "string", "minLength": 1, "maxLength": MAX_KEY_LENGTH},
     "Last-Event-ID": {"type": "string", "pattern": "^[0-9]{1,15}$"},
+    "level": {"type": "string", "enum": list(LEVELS)},
     "status": {"type": "string", "enum": list(RunStatus)},
 }
 """Of parameters, as the server has them."""

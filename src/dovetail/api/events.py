@@ -99,8 +99,8 @@ async def events(
     ] = None,
 ) -> Response:
     if last_event_id is not None:
-        after = _number(last_event_id)
-    if not wants_stream(request.headers.get("accept", "")):
+        after = number_of(last_event_id)
+    if chosen_kind(request.headers.get("accept", ""), STREAM, JSON) == JSON:
         first = await here.commands.events(run_id, after=after, limit=PAGE)
         if len(first) < PAGE:
             return json_answer(first)
@@ -114,27 +114,37 @@ async def events(
     if came_back and await here.commands.last_seq(run_id) <= after:
         # A browser comes back whenever a stream ends; 204 says not to.
         return Response(status_code=204)
+    return live(here, here.commands.watch(run_id, after), b"events of a run", MAX_QUEUED_EVENTS)
+
+
+def live(
+    here: ApiService, feed: AsyncGenerator[dict[str, Any]], about: bytes, max_queued: int
+) -> Response:
+    """A stream of what comes out of the feed, each with a `seq`; it ends with the feed."""
     headers = {"X-Accel-Buffering": "no"}
-    return StreamingResponse(_frames(here, run_id, after), headers=headers, media_type=STREAM)
+    frames = _frames(here, feed, about, max_queued)
+    return StreamingResponse(frames, headers=headers, media_type=STREAM)
 
 
-def _number(last_event_id: str) -> int:
+def number_of(last_event_id: str) -> int:
     if not (last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) < 16):
         raise invalid_field("must be the id of an event, a number", "Last-Event-ID")
     return int(last_event_id)
 
 
-def wants_stream(accept: str) -> bool:
-    """Whether a stream is named, as a browser's `EventSource` does, and no less liked than JSON.
+def chosen_kind(accept: str, *offered: str) -> str:
+    """The content type that is named, as a browser's `EventSource` does, and liked best; of equal
+    ones the first.
 
-    A list is the default, because a client that takes anything expects an answer with an end.
+    JSON is the default, because a client that takes anything expects an answer with an end.
     """
-    liked = {"application/json": 0.0, STREAM: 0.0}
+    liked = dict.fromkeys(offered, 0.0)
     for entry in accept.lower().split(","):
         kind, *parameters = (part.strip() for part in entry.split(";"))
         if kind in liked:
             liked[kind] = _quality(parameters)
-    return liked[STREAM] > 0 and liked[STREAM] >= liked["application/json"]
+    best = max(liked, key=liked.__getitem__)
+    return best if liked[best] > 0 else JSON
 
 
 def _quality(parameters: list[str]) -> float:
@@ -162,11 +172,13 @@ async def _listed(
     yield b"]"
 
 
-async def _frames(here: ApiService, run_id: str, after: int) -> AsyncIterator[bytes]:
+async def _frames(
+    here: ApiService, feed: AsyncGenerator[dict[str, Any]], about: bytes, max_queued: int
+) -> AsyncIterator[bytes]:
     # The headers go out with the first bytes: a client shall know at once that it listens.
-    yield b": events of a run\n\n"
-    queue: Queued = asyncio.Queue(MAX_QUEUED_EVENTS)
-    pumping = asyncio.ensure_future(_pump(here.commands.watch(run_id, after), queue))
+    yield b": %b\n\n" % about
+    queue: Queued = asyncio.Queue(max_queued)
+    pumping = asyncio.ensure_future(_pump(feed, queue))
     closing = asyncio.ensure_future(here.closing.wait())
     upcoming = asyncio.ensure_future(queue.get())
     try:

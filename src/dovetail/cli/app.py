@@ -37,6 +37,7 @@ app = lazy_group(
             "See how runs went, and go on with them.",
             {
                 **_at("runs", "list", "show", "why"),
+                **_at("logs", "logs"),
                 **_at("run_control", "watch", "retry", "fork", "resume", "cancel", "repair"),
                 **_at("runs", "results", "events", "verify"),
                 **_at("deletion", "delete", "prune"),

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.cli.output import say
 from dovetail.cli.text import (
-    JOINERS,
     Line,
     Piece,
     clip,
@@ -33,7 +32,7 @@ from dovetail.cli.text import (
     seconds,
 )
 from dovetail.core.states import FINAL, FINISHED, NodeStatus, Reason, RunStatus
-from dovetail.core.text import visible
+from dovetail.core.text import JOINERS, visible
 
 if TYPE_CHECKING:
     from rich.console import Console

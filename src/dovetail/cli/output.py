@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import IO, Any, TextIO, TypeVar
 
-from dovetail.cli.text import JOINERS, Line, bare, coloured, plain, printable, table
+from dovetail.cli.text import Line, bare, coloured, plain, printable, table
 from dovetail.core.errors import DovetailError
-from dovetail.core.text import visible
+from dovetail.core.text import HARMLESS, visible
 
 T = TypeVar("T")
 
 WIDTH_OF_A_LOG = 120
-KEPT = "\n\t\u00a0\u1680\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B))) + JOINERS
-"""Characters that are not printable but harmless: line breaks, and spaces of any width."""
+KEPT = "\n\t" + HARMLESS
+"""Characters that are not printable but harmless on a screen."""
 
 
 def prepare_streams() -> None:

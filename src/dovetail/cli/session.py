@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from dovetail.cli import output as streams
 from dovetail.cli.board import Board, LiveView, PlainView
 from dovetail.cli.interruptible import Stopping, StopRequest, cancel_tasks, run_interruptible
+from dovetail.cli.node_report import failure_lines
 from dovetail.cli.output import FAILED, Write, json_bytes, print_lines
 from dovetail.cli.run_pool import Refreshed, cancel_all, cancel_from_thread, tick, wait_for_end
 from dovetail.cli.summary import (
@@ -193,9 +194,10 @@ class Session:
         if self._write is None:
             print_lines(run_ending(run, since))
             if run["status"] != RunStatus.COMPLETED:
+                short = await short_id(commands, run["run_id"])
+                print_lines(await failure_lines(commands, run, short))
                 with suppress(Conflict):  # another process has retried it already
                     plan = await commands.plan_retry(run["run_id"])
-                    short = await short_id(commands, run["run_id"])
                     print_lines(fork_hint(run, short, self._definition, self._handlers))
                     streams.say(retry_hint(run["status"], short, plan, self._handlers))
             sys.stdout.flush()

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from math import ceil
 
+from dovetail.core.text import JOINERS, visible
 from dovetail.core.text import counted as counted
-from dovetail.core.text import visible
 
 Piece = tuple[str, str]
 """A text and its style, one of `STYLES`. Each view decides whether to colour it."""
@@ -31,9 +31,6 @@ STYLES = {
     "bold bad": "1;31",
     "bold wait": "1;33",
 }
-
-JOINERS = "\u200c\u200d"
-"""Characters of scripts and emoji; a name without them is another name."""
 
 
 def plain(text: object) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import (
+    AsyncGenerator,
     AsyncIterator,
     Awaitable,
     Callable,
@@ -30,6 +31,9 @@ from dovetail.client.answers import (
     BatchPage,
     BatchRun,
     Event,
+    InspectedNode,
+    LoggedLine,
+    NodeAttempt,
     Page,
     Repaired,
     Run,
@@ -50,14 +54,26 @@ from dovetail.client.arguments import (
 )
 from dovetail.config import Settings, SettingsError, load_settings
 from dovetail.core.errors import Conflict, DovetailError, StoreError
-from dovetail.engine.api import Accepted, EngineApi
-from dovetail.engine.ports import RunQuery
+from dovetail.engine.api import Accepted, EngineApi, log_lines
+from dovetail.engine.ports import LogQuery, RunQuery
 from dovetail.handlers.builtin import load_registry
 from dovetail.handlers.registry import HandlerError, Registry, marked
 from dovetail.redis_client.url import SCHEMES as REDIS_SCHEMES
 from dovetail.wiring.embedded import definition_limits, embedded
 
-__all__ = ["Batch", "BatchRun", "Dovetail", "Event", "Page", "Run", "RunNode", "WorkflowVersion"]
+__all__ = [
+    "Batch",
+    "BatchRun",
+    "Dovetail",
+    "Event",
+    "InspectedNode",
+    "LoggedLine",
+    "NodeAttempt",
+    "Page",
+    "Run",
+    "RunNode",
+    "WorkflowVersion",
+]
 
 T = TypeVar("T")
 HandlerSource = str | PathLike[str] | Callable[..., Any]
@@ -341,16 +357,52 @@ class Dovetail:
 
         Like `wait`, it goes on here with a run that no process drives.
         """
-        commands = self._commands
-        owner = await self._attended(commands.owner(text("run_id", run_id)), [])
-        # The stored events of a run that no process drives come before it is taken over.
-        elsewhere = [] if owner in ("here", "none") else [run_id]
-        async with aclosing(commands.watch(run_id, whole_number("after", after))) as feed:
-            while True:
-                event = await self._attended(anext(feed, None), elsewhere)
-                if event is None:
-                    return
+        feed = self._commands.watch(text("run_id", run_id), whole_number("after", after))
+        async with aclosing(self._followed(run_id, feed)) as events:
+            async for event in events:
                 yield Event.from_api(_own(event))
+
+    async def node(self, run_id: str, node: str) -> InspectedNode:
+        """A node with its config, its inputs and all its attempts. Raises `NotFound`."""
+        found = await self._commands.node_detail(text("run_id", run_id), text("node", node))
+        return InspectedNode.from_api(_own(found))
+
+    async def logs(
+        self,
+        run_id: str,
+        *,
+        node: str | None = None,
+        attempt: int | None = None,
+        follow: bool = False,
+    ) -> AsyncIterator[LoggedLine]:
+        """Every line that the handlers of a run logged; with `follow` live, until the run ends.
+
+        Like `events`, `follow` goes on here with a run that no process drives. Raises `NotFound`,
+        also for a node that the run does not have.
+        """
+        commands = self._commands
+        query = LogQuery(
+            node=text_or_none("node", node),
+            attempt=None if attempt is None else whole_number("attempt", attempt, least=1),
+        )
+        if follow:
+            feed = self._followed(run_id, commands.follow_logs(text("run_id", run_id), query))
+        else:
+            feed = log_lines(commands, text("run_id", run_id), query)
+        async with aclosing(feed) as lines:
+            async for line in lines:
+                yield LoggedLine.from_api(_own(line))
+
+    async def _followed(
+        self, run_id: str, feed: AsyncGenerator[dict[str, Any]]
+    ) -> AsyncGenerator[dict[str, Any]]:
+        """What comes out of the feed of a run, which goes on here if no process drives it."""
+        async with aclosing(feed):
+            owner = await self._attended(self._commands.owner(run_id), [])
+            # What is stored of a run that no process drives comes before it is taken over.
+            elsewhere = [] if owner in ("here", "none") else [run_id]
+            while (news := await self._attended(anext(feed, None), elsewhere)) is not None:
+                yield news
 
     # --- batches -----------------------------------------------------------------------------
 

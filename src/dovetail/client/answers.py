@@ -72,6 +72,57 @@ class RunNode(_Answer):
         return self._shown("id", "status", "attempt", "reason", "cause", "duration", "error")
 
 
+@dataclass(frozen=True, slots=True)
+class NodeAttempt(_Answer):
+    """One start of a node. `error` has `type`, `message`, `where` and `traceback`."""
+
+    epoch: int
+    attempt: int
+    status: str
+    worker: str | None
+    started_at: str
+    finished_at: str | None
+    duration: float | None
+    error: dict[str, Any] | None
+
+
+@dataclass(frozen=True, repr=False)
+class InspectedNode(RunNode):
+    """One node in detail. A large input or output is `{"$output": {"size", "href"}}`."""
+
+    template: dict[str, Any]
+    config: dict[str, Any] | None
+    config_error: str | None
+    inputs: dict[str, Any]
+    why: dict[str, Any] | None
+    attempts: tuple[NodeAttempt, ...]
+
+    @classmethod
+    def from_api(cls, fields: Mapping[str, Any]) -> Self:
+        attempts = tuple(map(NodeAttempt.from_api, fields["attempts"]))
+        return super().from_api({**fields, "attempts": attempts})
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class LoggedLine(_Answer):
+    """One line that a handler logged or printed."""
+
+    seq: int
+    time: str
+    node: str | None
+    """None, as `epoch` and `attempt`, where lines of any node are missing."""
+    epoch: int | None
+    attempt: int | None
+    item: int | None
+    level: str
+    logger: str
+    message: str
+    fields: dict[str, Any] | None
+
+    def __repr__(self) -> str:
+        return self._shown("seq", "node", "attempt", "item", "level", "logger", "message")
+
+
 @dataclass(frozen=True, repr=False)
 class Run(_Answer):
     """One run. `nodes` and `outputs` are by node id; only COMPLETED nodes have an output.

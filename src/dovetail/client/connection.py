@@ -183,12 +183,16 @@ class ServerConnection:
                 continue
             raise refused
 
-    async def events(self, path: str, after: int) -> AsyncIterator[dict[str, Any]]:
-        """Every event after the one of that number, once and in order; ends with the run's last.
+    async def events(
+        self, path: str, after: int, query: Query | None = None
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Every event, or line of a log, after that number, once and in order; ends with the
+        run's last.
 
         A connection that breaks is made again from where it broke.
         """
         last, resumes, quiet = after, False, 0
+        known: dict[str, Any] | None = None
         tries = _Tries(self)
         while True:
             headers = {"Accept": "text/event-stream"}
@@ -196,11 +200,12 @@ class ServerConnection:
                 headers["Last-Event-ID"] = str(last)
             came = False
             try:
-                feed = self._feed(path, headers, last, tries)
+                feed = self._feed(path, headers, {**(query or {}), "after": last}, tries)
                 async with aclosing(feed):
                     while (event := await self._unless_closed(anext(feed, None))) is not None:
-                        if event["seq"] > last:
-                            last, came = event["seq"], True
+                        # A log may have two lines of one number: the later says what is missing.
+                        if event["seq"] >= last and event != known:
+                            last, known, came = event["seq"], event, True
                             yield event
             except _Over:
                 return
@@ -218,13 +223,13 @@ class ServerConnection:
                 await asyncio.sleep(_pause(quiet))
 
     async def _feed(
-        self, path: str, headers: Mapping[str, str], after: int, tries: _Tries
+        self, path: str, headers: Mapping[str, str], query: Query, tries: _Tries
     ) -> AsyncGenerator[dict[str, Any]]:
         """What comes over one connection. Raises `_Over` if there is nothing to come."""
         async with self._http.stream(
             "GET",
             f"{self.url}{path}",
-            params={"after": after},
+            params=_given(query),
             headers=headers,
             timeout=_timeout(SILENCE_SECONDS),
         ) as answer:
@@ -262,7 +267,9 @@ class ServerConnection:
             event = orjson.loads(data)
             int(event["seq"])
         except (orjson.JSONDecodeError, TypeError, KeyError, ValueError):
-            raise NoDovetail(f"{self.url} sends what is no event of a run") from None
+            raise NoDovetail(
+                f"{self.url} sends what is no event of a run, and no line of its log"
+            ) from None
         return dict(event)
 
     def _unknown(self, method: str, path: str, error: httpx2.RequestError) -> ServerUnreachable:

@@ -35,7 +35,14 @@ from dovetail.core.states import NodeStatus
 from dovetail.core.values import NotJson, encode
 from dovetail.engine.api import Accepted, EngineApi, Given, Owner
 from dovetail.engine.commands import check_alias
-from dovetail.engine.ports import ALL_RUNS, RunQuery, Seen, WorkflowVersion
+from dovetail.engine.ports import (
+    ALL_LINES,
+    ALL_RUNS,
+    LogQuery,
+    RunQuery,
+    Seen,
+    WorkflowVersion,
+)
 from dovetail.engine.views import NodeWait, RunDetail, receipt_view, seconds, with_warnings
 from dovetail.wiring.embedded import definition_limits
 
@@ -287,6 +294,19 @@ class RemoteEngine:
         async with aclosing(cast("AsyncGenerator[dict[str, Any]]", feed)):
             async for event in feed:
                 yield event
+
+    async def logs(self, run_id: str, query: LogQuery = ALL_LINES) -> dict[str, Any]:
+        return await self._get(at("runs", run_id, "logs"), **asdict(query))
+
+    async def follow_logs(
+        self, run_id: str, query: LogQuery = ALL_LINES
+    ) -> AsyncGenerator[dict[str, Any]]:
+        wanted = asdict(query)
+        after = wanted.pop("after")
+        feed = self._connection.events(at("runs", run_id, "logs"), after, wanted)
+        async with aclosing(cast("AsyncGenerator[dict[str, Any]]", feed)):
+            async for line in feed:
+                yield line
 
     async def explain(self, run_id: str) -> dict[str, Any]:
         return await self._get(at("runs", run_id, "explain"))

@@ -8,12 +8,12 @@ first quarter stays, and of the rest the newest; `LogChunk.drops` names chunks t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
 
-from dovetail.core.text import counted
+from dovetail.core.text import HARMLESS, counted, visible
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 """From the least to the most severe."""
@@ -171,6 +171,43 @@ def _size(count: int) -> str:
         if count >= size:
             return f"{count / size:.1f} {unit}"
     return counted(count, "byte")
+
+
+# ── as people read them ──────────────────────────────────────────────────────────────────
+
+
+class LogWords(NamedTuple):
+    """The words of a line, all but the message without control characters."""
+
+    time: str
+    level: str
+    place: str
+    """`fetch[2]`: the node and the attempt; of an item `fetch[2]#17`."""
+    logger: str
+    message: str
+    """As the handler wrote it."""
+    fields: str
+    """As JSON; empty if there are none."""
+
+
+def log_words(item: Mapping[str, Any]) -> LogWords:
+    """`item` is a line as the HTTP API shows it."""
+    place = "-"
+    if item["node"] is not None:
+        nth = "" if item["item"] is None else f"#{item['item']}"
+        place = f"{visible(item['node'], HARMLESS)}[{item['attempt']}]{nth}"
+    fields = ""
+    if item["fields"]:
+        fields = visible(json.dumps(item["fields"], ensure_ascii=False), HARMLESS)
+    level, logger = visible(item["level"]), visible(item["logger"], HARMLESS)
+    return LogWords(item["time"], level, place, logger, item["message"], fields)
+
+
+def log_text(item: Mapping[str, Any]) -> str:
+    """`time level node[attempt] logger: message`, one line, its control characters escaped."""
+    time, level, place, logger, message, fields = log_words(item)
+    line = f"{time} {level} {place} {logger}: {visible(message, HARMLESS)}"
+    return f"{line} {fields}" if fields else line
 
 
 # ── as stores keep them ──────────────────────────────────────────────────────────────────

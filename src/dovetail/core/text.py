@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+JOINERS = "\u200c\u200d"
+"""Characters of scripts and emoji; a name without them is another name."""
+HARMLESS = "\u00a0\u1680\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B))) + JOINERS
+"""Characters that are not printable but do no harm in a line: spaces of any width, joiners."""
+
 
 def visible(text: str, kept: str = "") -> str:
     """Escape everything that is not printable: line breaks, control characters, marks that change

@@ -7,6 +7,7 @@ engine of an API server. Replies that are dictionaries have the fields of the HT
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Container, Mapping, Sequence
+from dataclasses import replace
 from math import inf
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -15,7 +16,14 @@ from dovetail.core.definition.validation import Checked
 from dovetail.core.errors import Problem
 from dovetail.core.outputs import OutputReference, ReadBudget
 from dovetail.core.run import RunState
-from dovetail.engine.ports import ALL_RUNS, RunQuery, Seen, WorkflowVersion
+from dovetail.engine.ports import (
+    ALL_LINES,
+    ALL_RUNS,
+    LogQuery,
+    RunQuery,
+    Seen,
+    WorkflowVersion,
+)
 from dovetail.engine.views import RunDetail
 
 Given = Source | Mapping[str, Any] | Checked | str
@@ -173,6 +181,22 @@ class EngineApi(Protocol):
 
     def watch(self, run_id: str, after: int = 0) -> AsyncGenerator[dict[str, Any]]:
         """Every event after that number, then new ones as they come; ends with the run."""
+        ...
+
+    async def logs(self, run_id: str, query: LogQuery = ALL_LINES) -> dict[str, Any]:
+        """A page of what its handlers logged: `items`, and the `next_cursor` that is `after` of the
+        next page; None if nothing follows by now. A page may be empty though another follows.
+
+        Raises `NotFound`, also for a node that the run does not have, and `InvalidParams` for a
+        level that does not exist.
+        """
+        ...
+
+    def follow_logs(
+        self, run_id: str, query: LogQuery = ALL_LINES
+    ) -> AsyncGenerator[dict[str, Any]]:
+        """Every line after that number, then new ones as they come, whatever the limit says; ends
+        with the run. Raises as `logs` does."""
         ...
 
     async def explain(self, run_id: str) -> dict[str, Any]:
@@ -340,3 +364,16 @@ class ServedEngine(EngineApi, Protocol):
         ...
 
     def clock(self) -> float: ...
+
+
+async def log_lines(
+    engine: EngineApi, run_id: str, query: LogQuery = ALL_LINES
+) -> AsyncGenerator[dict[str, Any]]:
+    """Every line there is by now, read page by page."""
+    while True:
+        page = await engine.logs(run_id, query)
+        for item in page["items"]:
+            yield item
+        if page["next_cursor"] is None:
+            return
+        query = replace(query, after=int(page["next_cursor"]))

@@ -17,7 +17,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from math import inf
 from typing import Any, NamedTuple, cast
@@ -46,6 +46,7 @@ from dovetail.core.errors import (
 )
 from dovetail.core.events import Event
 from dovetail.core.fork import ForkPlan, plan_fork
+from dovetail.core.node_logs import LEVELS, MAX_CHUNK_BYTES, StoredChunk, log_page
 from dovetail.core.outputs import ONLY_SIZES, OutputReference, ReadBudget, parts
 from dovetail.core.run import RunState
 from dovetail.core.states import FINAL, FINISHED, NodeStatus, RunStatus
@@ -60,10 +61,12 @@ from dovetail.engine.idempotency import KeyedRequest
 from dovetail.engine.limits import DEFAULT_BURST, DEFAULT_RATE, FASTEST, LARGEST_BURST, SLOWEST
 from dovetail.engine.node_detail import NodeDetail
 from dovetail.engine.ports import (
+    ALL_LINES,
     ALL_RUNS,
     Driver,
     DurableStore,
     KeyUsed,
+    LogQuery,
     Rates,
     Records,
     RunQuery,
@@ -73,6 +76,7 @@ from dovetail.engine.ports import (
 from dovetail.engine.views import (
     RunDetail,
     event_view,
+    log_view,
     outputs,
     result,
     run_snapshot,
@@ -94,6 +98,19 @@ MAX_AUDITED_EVENTS = 2_000
 """Events of a run that are read to explain it; `verify` reads all of them."""
 LOG_SECONDS = 10.0
 """To read the log of a run up to an event that was there."""
+LOG_POLL_SECONDS = 0.5
+"""Between two looks at the log of a run that goes on."""
+LOG_LAG_SECONDS = 1.0
+"""So late a line may be stored after it was written."""
+END_POLL_SECONDS = 0.05
+"""Until the end of a run is stored."""
+LOG_LINES_AT_ONCE = 200
+"""That are held of a log that is followed."""
+LOG_LINE_BYTES = 200
+"""What a line is taken to have, where only some lines are wanted."""
+MAX_LOG_READ_BYTES = 1 << 20
+MAX_LOG_READS = 16
+"""For one page: a search that finds little ends after so much."""
 MAX_TRIES = 3
 """To cancel or retry a run in a store that does not keep the change."""
 _AGAIN = (RunStatus.FAILED, RunStatus.CANCELLED)
@@ -471,6 +488,84 @@ class Commands:
             async for event in feed:
                 yield event_view(event)
 
+    async def logs(self, run_id: str, query: LogQuery = ALL_LINES) -> dict[str, Any]:
+        items, cursor, more = await self._log_page(run_id, query)
+        return {"items": items, "next_cursor": str(cursor) if more else None}
+
+    async def follow_logs(
+        self, run_id: str, query: LogQuery = ALL_LINES
+    ) -> AsyncGenerator[dict[str, Any]]:
+        query = replace(query, limit=LOG_LINES_AT_ONCE)
+        ending: asyncio.Future[None] | None = None
+        try:
+            while True:
+                if ending is None:
+                    ending = asyncio.ensure_future(self.store.ended(run_id))
+                # Asked before the lines are read: a run that has finished has all of them.
+                if ended := ending.done():
+                    ending.result()
+                    ending = None
+                    # By what is stored: its last lines are committed with its end.
+                    run = await self.records.summary(run_id, 0)
+                    ended = run["finished_at"] is not None
+                    if ended and run["status"] == RunStatus.CANCELLED:
+                        # It does not wait for its handlers: what they wrote before is on its way.
+                        await asyncio.sleep(LOG_LAG_SECONDS)
+                more = True
+                while more:
+                    items, cursor, more = await self._log_page(run_id, query)
+                    for item in items:
+                        yield item
+                    query = replace(query, after=cursor)
+                if ended:
+                    return
+                if ending is None:  # its end is not stored yet, or it was retried
+                    await asyncio.sleep(END_POLL_SECONDS)
+                else:
+                    await asyncio.wait({ending}, timeout=LOG_POLL_SECONDS)
+        finally:
+            if ending is not None:
+                ending.cancel()
+                await asyncio.gather(ending, return_exceptions=True)
+
+    async def _log_page(
+        self, run_id: str, query: LogQuery
+    ) -> tuple[list[dict[str, Any]], int, bool]:
+        """Lines of a log, the number after which the next ones come, and whether there may be
+        some."""
+        check_level(query.level)
+        where = {"node": query.node, "epoch": query.epoch}
+        given: dict[str, Any] = {**where, "attempt": query.attempt, "item": query.item}
+        items: list[dict[str, Any]] = []
+        cursor = query.after
+        for _ in range(MAX_LOG_READS):
+            left = query.limit - len(items)
+            room = min(MAX_CHUNK_BYTES + left * LOG_LINE_BYTES, MAX_LOG_READ_BYTES)
+            chunks = await self._log_chunks(run_id, cursor, room, given)
+            if not chunks:
+                if cursor == 0 and query.node is not None:
+                    # Only of the first page: a caller of a later one has seen lines of this node.
+                    _place_of(await self.store.load(run_id, outputs=False), query.node)
+                return items, cursor, False
+            page = log_page(chunks, cursor, left, level=query.level, q=query.q)
+            items += map(log_view, page.items)
+            # A chunk that cannot be read has no lines: it is passed over, number by number.
+            cursor = max(page.cursor, cursor + 1)
+            if len(items) >= query.limit:
+                more = cursor < chunks[-1].last_seq
+                return items, cursor, more or bool(await self._log_chunks(run_id, cursor, 1, given))
+            await asyncio.sleep(0)  # others get their turn, also where reading does not wait
+        return items, cursor, True
+
+    async def _log_chunks(
+        self, run_id: str, after: int, max_bytes: int, given: dict[str, Any]
+    ) -> list[StoredChunk]:
+        try:
+            return await self.records.logs(run_id, after, max_bytes=max_bytes, **given)
+        except NotFound:
+            await self.records.summary(run_id, 0)  # if it is accepted and not made yet
+            return []
+
     async def explain(self, run_id: str) -> dict[str, Any]:
         run = await self.store.load(run_id, outputs=False)
         driven = await self.store.owner_of(run_id) != "gone"
@@ -818,6 +913,15 @@ def _place_of(run: RunState, node: str) -> int:
         hint = f"; did you mean '{near[0]}'?" if near else ""
         raise NotFound(f"run {run.id} has no node {shown(node)}{hint}")
     return place
+
+
+def check_level(level: str | None) -> None:
+    """Raises `InvalidParams` for a level that does not exist."""
+    if level is not None and level.upper() not in LEVELS:
+        near = get_close_matches(level.upper(), LEVELS, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        message = f"{shown(level)} is no level; one of {', '.join(LEVELS)}{hint}"
+        raise InvalidParams([Problem("invalid_field", message, "level")])
 
 
 def check_alias(alias: str) -> None:

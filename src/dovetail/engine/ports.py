@@ -262,6 +262,26 @@ class RunQuery:
 
 ALL_RUNS = RunQuery()
 
+
+@dataclass(frozen=True, slots=True)
+class LogQuery:
+    """Which lines of a run's log: in the order of their numbers, a page at a time."""
+
+    node: str | None = None
+    epoch: int | None = None
+    attempt: int | None = None
+    item: int | None = None
+    level: str | None = None
+    """This one and more severe ones; one of `core.node_logs.LEVELS`, in any case."""
+    q: str | None = None
+    """Words in the message, without regard to case."""
+    after: int = 0
+    """Only lines with a greater number."""
+    limit: int = 1000
+
+
+ALL_LINES = LogQuery()
+
 MAX_LOG_PAGE_BYTES = 4 << 20
 """Of the chunks of a log that are read at once."""
 

@@ -212,6 +212,11 @@ def event_view(event: Event) -> dict[str, Any]:
     return view
 
 
+def log_view(item: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of a log as users see it."""
+    return {**item, "time": timestamp(item["time"])}
+
+
 def timestamp(seconds: float | None) -> str | None:
     """RFC 3339 in UTC, to the microsecond."""
     if seconds is None:

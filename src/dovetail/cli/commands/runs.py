@@ -13,6 +13,7 @@ import typer
 
 from dovetail.cli import output as streams
 from dovetail.cli.board import LONGEST_ID, Board, NodeRow, id_width, row_line
+from dovetail.cli.node_report import failure_lines, node_lines
 from dovetail.cli.options import AsJson, Cursor, Run, declarations, on_target
 from dovetail.cli.output import (
     FAILED,
@@ -42,7 +43,6 @@ from dovetail.cli.target import (
     chosen_run,
     drivers,
     handlers_hint,
-    open_reader,
     target_settings,
 )
 from dovetail.cli.text import Line, age, clip, counted, duration, plain, printable, seconds, table
@@ -50,7 +50,6 @@ from dovetail.core.errors import BrokenRun
 from dovetail.core.states import RunStatus
 
 if TYPE_CHECKING:
-    from dovetail.cli.interruptible import Stopping
     from dovetail.engine.api import EngineApi
     from dovetail.engine.views import RunDetail
 
@@ -166,11 +165,22 @@ def _fitted(line: Line) -> Line:
 
 @app.command()
 @on_target
-def show(run: Run = None, as_json: AsJson = False) -> None:
-    """Show a run: its nodes, and its result or what failed."""
+def show(
+    run: Run = None,
+    node: Annotated[
+        str | None,
+        typer.Argument(metavar="NODE", help="Only this node: config, inputs, attempts, log."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show a run and what failed in it, or one of its nodes."""
 
     async def question(commands: EngineApi) -> dict[str, Any] | list[Line]:
         run_id = await chosen_run(commands, run)
+        if node is not None:
+            detail = await commands.node_detail(run_id, node)
+            short = await short_id(commands, run_id)
+            return detail if as_json else await node_lines(commands, run_id, detail, short)
         if as_json:
             return await commands.get_run(run_id)
         return await _shown(commands, await commands.snapshot(run_id))
@@ -201,7 +211,7 @@ async def _shown(commands: EngineApi, snapshot: RunDetail) -> list[Line]:
     if run["status"] == RunStatus.COMPLETED:
         lines += (*result_lines(run["result"]), *allowed_failures(run))
     elif run["status"] == RunStatus.FAILED:
-        lines += causes(run)
+        lines += (*causes(run), *await failure_lines(commands, run, short))
     return lines + await _next_step(commands, run, owner, short)
 
 
@@ -326,7 +336,11 @@ def events(
     With --follow and --json each event is a line of its own.
     """
     if follow:
-        return _follow_events(run, after, as_json=as_json)
+        from dovetail.cli.following import follow_run
+
+        return follow_run(
+            run, lambda commands, run_id: _print_events(commands, run_id, after, as_json=as_json)
+        )
 
     async def question(commands: EngineApi) -> list[dict[str, Any]]:
         return await commands.events(await chosen_run(commands, run), after=after)
@@ -338,40 +352,6 @@ def events(
 def _event_lines(found: list[dict[str, Any]]) -> Iterator[Line]:
     width = len(str(found[-1]["seq"])) if found else 0
     return (_event_line(event, width) for event in found)
-
-
-def _follow_events(given: str | None, after: int, *, as_json: bool) -> int:
-    """Print each event when it happens. The exit code does not depend on how the run ends."""
-    import asyncio
-
-    from dovetail.cli.interruptible import cancel_tasks, run_interruptible
-    from dovetail.cli.run_pool import wait_for_end
-
-    settings = target_settings()
-
-    async def follow(stopping: Stopping) -> int:
-        async with open_reader(settings) as commands:
-            run_id = await chosen_run(commands, given)
-            work = _print_events(commands, run_id, after, as_json=as_json)
-            printing = asyncio.create_task(stopping.while_read(work))
-            end = wait_for_end(commands, run_id, take_over=False, nodes=False)
-            ended = asyncio.create_task(end)
-            stop = asyncio.create_task(stopping.wait())
-            try:
-                await asyncio.wait({printing, ended, stop}, return_when=asyncio.FIRST_COMPLETED)
-                if ended.done() and ended.result() is None:
-                    needed = handlers_hint(await commands.get_run(run_id))
-                    hint = resume_hint(await short_id(commands, run_id), needed)
-                    streams.complain([(f"{INTERRUPTED}; ", "wait"), *hint])
-                    return FAILED
-                await asyncio.wait({printing, stop}, return_when=asyncio.FIRST_COMPLETED)
-                if printing.done():
-                    printing.result()
-            finally:
-                await cancel_tasks(printing, ended, stop)
-        return 0 if stopping.asked is None else stopping.asked.value
-
-    return run_interruptible(follow, lambda request: None, settings.drain_seconds)
 
 
 async def _print_events(commands: EngineApi, run_id: str, after: int, *, as_json: bool) -> None:

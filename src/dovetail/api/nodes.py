@@ -1,0 +1,117 @@
+"""One node of a run in detail: its config, its inputs and its attempts."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from dovetail.api.responses import (
+    ENDED,
+    ETAG,
+    NOT_MODIFIED,
+    RUN,
+    STARTED,
+    Here,
+    IfNoneMatch,
+    Reply,
+    Time,
+    reply,
+    unless_known,
+)
+from dovetail.api.runs import NodeItem, Seconds
+
+router = APIRouter(tags=["runs"])
+
+
+class AttemptError(Reply):
+    type: str | None
+    message: str | None
+    where: str | None = Field(description="`file:line in function`, in the code of the handler")
+    traceback: str | None = Field(description="as Python prints it, with all causes")
+
+
+class AttemptItem(Reply):
+    epoch: int
+    attempt: int
+    status: Literal["RUNNING", "COMPLETED", "FAILED", "LOST", "CANCELLED"]
+    worker: str | None
+    started_at: Time
+    finished_at: Time | None
+    duration: Seconds | None
+    error: AttemptError | None
+
+
+class Why(Reply):
+    code: str
+    why: str
+    details: dict[str, Any]
+
+
+class NodeDetails(NodeItem):
+    template: dict[str, Any] = Field(description="its config as the definition has it")
+    config: dict[str, Any] | None = Field(
+        description="as its last attempt got it, secrets as `***`; null before the node was ready"
+    )
+    config_error: str | None = Field(description="why the config cannot be rendered")
+    inputs: dict[str, Any] = Field(description="the outputs of its dependencies that completed")
+    why: Why | None = Field(
+        description="why it waits, or was never started; null where its handler decided"
+    )
+    attempts: list[AttemptItem] = Field(description="all of them, of all epochs, oldest first")
+
+
+_EXAMPLE = {
+    "id": "fetch",
+    "handler": "fetch",
+    "status": "FAILED",
+    "attempt": 1,
+    "epoch": 1,
+    "dependencies": ["start"],
+    "reason": None,
+    "cause": None,
+    "error": {"type": "KeyError", "message": "'price'", "where": "shop.py:12 in fetch"},
+    "started_at": STARTED,
+    "finished_at": ENDED,
+    "duration": 0.0125,
+    "worker": "host-4711",
+    "output": None,
+    "template": {"url": "https://{{ start.host }}/", "key": "{{ secrets.SHOP }}"},
+    "config": {"url": "https://shop.example/", "key": "***"},
+    "config_error": None,
+    "inputs": {
+        "start": {"$output": {"size": 912345, "href": f"/api/v1/runs/{RUN}/nodes/start/output"}}
+    },
+    "why": None,
+    "attempts": [
+        {
+            "epoch": 1,
+            "attempt": 1,
+            "status": "FAILED",
+            "worker": "host-4711",
+            "started_at": STARTED,
+            "finished_at": ENDED,
+            "duration": 0.0125,
+            "error": {
+                "type": "KeyError",
+                "message": "'price'",
+                "where": "shop.py:12 in fetch",
+                "traceback": "Traceback (most recent call last):\n…\nKeyError: 'price'",
+            },
+        }
+    ],
+}
+
+
+@router.get(
+    "/runs/{run_id}/nodes/{node_id}",
+    summary="A node with its config, inputs and attempts",
+    response_model=NodeDetails,
+    responses={200: reply(_EXAMPLE, headers=ETAG), 304: NOT_MODIFIED},
+)
+async def get_node(
+    run_id: str, node_id: str, request: Request, here: Here, if_none_match: IfNoneMatch = None
+) -> Response:
+    return unless_known(request, await here.commands.node_detail(run_id, node_id))

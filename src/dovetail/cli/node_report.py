@@ -1,0 +1,201 @@
+"""A node in detail and the lines of its log, for people."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dovetail.cli.board import LONGEST_ID
+from dovetail.cli.summary import command, error_words, status_piece
+from dovetail.cli.text import Line, clip, duration, plain, plain_lines, printable, table
+from dovetail.core.states import NodeStatus, Reason, RunStatus
+from dovetail.core.text import HARMLESS, visible
+
+if TYPE_CHECKING:
+    from dovetail.engine.api import EngineApi
+    from dovetail.engine.ports import LogQuery
+
+LAST_LINES = 20
+"""Of the log of a node that is shown by itself."""
+MAX_FAILURE_LINES = 10
+"""Of the log of the node that failed, at the end of its run."""
+MAX_ATTEMPTS = 20
+MAX_VALUE_CHARACTERS = 2_000
+_LONGEST_LINE = 1_000
+
+_LEVEL_STYLES = {"DEBUG": "dim", "WARNING": "wait", "ERROR": "bad", "CRITICAL": "bold bad"}
+
+
+# ── lines of a log ───────────────────────────────────────────────────────────────────────
+
+
+def log_lines_of(item: Mapping[str, Any], indent: str = "") -> Iterator[Line]:
+    """`time level node[attempt] logger: message`. Further lines of the message are indented, so
+    that no message looks like a line of its own."""
+    from dovetail.core.node_logs import log_words
+
+    time, level, place, logger, message, fields = log_words(item)
+    first, *rest = message.rstrip("\n").split("\n")
+    style = _LEVEL_STYLES.get(level, "")
+    more = f" {fields}" if fields else ""
+    yield [
+        (f"{indent}{time} ", "dim"),
+        (level, style),
+        (f" {place}", "bold"),
+        (f" {logger}: ", "dim"),
+        (_shown(first), style),
+        ("" if rest else more, "dim"),
+    ]
+    for nth, line in enumerate(rest, 1):
+        yield [(f"{indent}    {_shown(line)}", style), (more if nth == len(rest) else "", "dim")]
+
+
+def _shown(line: str) -> str:
+    return visible(line.replace("\t", "    ").removesuffix("\r"), HARMLESS)
+
+
+async def last_items(
+    commands: EngineApi, run_id: str, query: LogQuery, count: int
+) -> Sequence[dict[str, Any]]:
+    """The last lines of a log; all of it is read, and no more than these are held."""
+    from dovetail.engine.api import log_lines
+
+    kept: deque[dict[str, Any]] = deque(maxlen=count)
+    async for item in log_lines(commands, run_id, query):
+        kept.append(item)
+    return kept
+
+
+# ── a run that failed ────────────────────────────────────────────────────────────────────
+
+
+async def failure_lines(commands: EngineApi, run: Mapping[str, Any], short: str) -> list[Line]:
+    """The last lines of the log of the node that failed first, and the commands that show more."""
+    from dovetail.engine.ports import LogQuery
+
+    node = _failed_node(run)
+    if node is None:
+        return []
+    query = LogQuery(node["id"], node["epoch"], node["attempt"] or None)
+    items = await last_items(commands, run["run_id"], query, MAX_FAILURE_LINES)
+    lines: list[Line] = []
+    if items:
+        lines.append([(f"  the end of its log, attempt {node['attempt']}:", "dim")])
+        shown = [line for item in items for line in _clipped(log_lines_of(item, "    "))]
+        lines += shown[-MAX_FAILURE_LINES:]  # a message may have many lines
+    typed = [command("runs", "show", short, node["id"])]
+    if items:
+        typed.append(command("runs", "logs", short, "--node", node["id"]))
+    lines.append([("see more:  ", "dim"), (typed[0], "bold")])
+    lines += ([("           ", ""), (words, "bold")] for words in typed[1:])
+    return lines
+
+
+def _failed_node(run: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The node that the run's error is about, or the first that failed by itself."""
+    if run["status"] != RunStatus.FAILED:
+        return None
+    named = (run["error"] or {}).get("node")
+    failed = [
+        node
+        for node in run["nodes"]
+        if node["status"] == NodeStatus.FAILED and node["reason"] != Reason.DEPENDENCY_FAILED
+    ]
+    return next((one for one in failed if one["id"] == named), failed[0] if failed else None)
+
+
+def _clipped(lines: Iterator[Line]) -> Iterator[Line]:
+    return ([(clip(text, _LONGEST_LINE), style) for text, style in line] for line in lines)
+
+
+# ── a node ───────────────────────────────────────────────────────────────────────────────
+
+
+async def node_lines(
+    commands: EngineApi, run_id: str, detail: Mapping[str, Any], short: str
+) -> list[Line]:
+    """`runs show RUN NODE`."""
+    from dovetail.engine.ports import LogQuery
+
+    facts: list[tuple[str, str]] = [("handler", detail["handler"]), ("run", run_id)]
+    if detail["dependencies"]:
+        facts.append(("depends on", ", ".join(detail["dependencies"])))
+    if detail["why"] is not None:
+        facts.append(("why", detail["why"]["why"]))
+    title = f" {clip(plain(detail['id']), LONGEST_ID)} of run {short}"
+    lines: list[Line] = [[status_piece(detail["status"]), (title, "")]]
+    lines += table([[(f"  {name}", "dim"), (plain(value), "")] for name, value in facts])
+    lines += _value_lines("config", detail["config"] or detail["template"], detail)
+    for name, value in detail["inputs"].items():
+        lines += _value_lines(f"input {clip(plain(name), LONGEST_ID)}", value)
+    if detail["status"] == NodeStatus.COMPLETED:
+        lines += _value_lines("output", detail["output"])
+    lines += _attempt_lines(detail["attempts"])
+    lines += _error_lines(detail)
+    items = await last_items(commands, run_id, LogQuery(detail["id"]), LAST_LINES)
+    if items:
+        logs = command("runs", "logs", short, "--node", detail["id"])
+        lines.append([("log, the last lines; all of it:  ", "dim"), (logs, "bold")])
+        for item in items:
+            lines += _clipped(log_lines_of(item, "  "))
+    return lines
+
+
+def _value_lines(name: str, value: Any, detail: Mapping[str, Any] | None = None) -> Iterator[Line]:
+    """A JSON value; of the config also why it is not rendered."""
+    if detail is not None and detail["config"] is None:
+        name = f"{name}, as defined"
+    text = printable(json.dumps(value, ensure_ascii=False, indent=2))
+    first, *rest = text[:MAX_VALUE_CHARACTERS].split("\n")
+    yield [(f"{name}  ", "dim"), (first, "")]
+    for line in rest:
+        yield [(f"  {line}", "")]
+    if len(text) > MAX_VALUE_CHARACTERS:
+        yield [(f"  … {len(text):,} characters in all; --json prints everything", "dim")]
+    if detail is not None and detail["config_error"] is not None:
+        yield [(f"  {plain(detail['config_error'])}", "bad")]
+
+
+def _attempt_lines(attempts: Sequence[Mapping[str, Any]]) -> Iterator[Line]:
+    if not attempts:
+        return
+    left_out = max(0, len(attempts) - MAX_ATTEMPTS)
+    yield [("attempts", "dim")]
+    if left_out:
+        yield [(f"  {left_out:,} earlier ones; --json prints all", "dim")]
+    yield from table([_attempt_row(one) for one in attempts[left_out:]])
+
+
+def _attempt_row(attempt: Mapping[str, Any]) -> Line:
+    took = "" if attempt["duration"] is None else duration(attempt["duration"])
+    error = attempt["error"]
+    return [
+        (f"  {attempt['epoch']}.{attempt['attempt']}", "bold"),
+        status_piece(attempt["status"]),
+        (f"{attempt['started_at'][:-4]}Z", "dim"),
+        (took, ""),
+        (plain(attempt["worker"] or ""), "dim"),
+        ("" if error is None else clip(plain(error_words("", _without_none(error))), 200), "bad"),
+    ]
+
+
+def _error_lines(detail: Mapping[str, Any]) -> Iterator[Line]:
+    """The last failure as Python prints it; an error without a traceback in one line."""
+    failed = [one for one in detail["attempts"] if one["error"] is not None]
+    error = failed[-1]["error"] if failed else detail["error"]
+    if error is None:
+        return
+    yield [
+        ("error  ", "dim"),
+        (clip(plain(error_words(detail["id"], _without_none(error))), _LONGEST_LINE), "bad"),
+    ]
+    if error.get("where"):
+        yield [("  at ", "dim"), (plain(error["where"]), "bold")]
+    for line in plain_lines(error.get("traceback") or ""):
+        yield [(f"  {clip(line, _LONGEST_LINE)}", "")]
+
+
+def _without_none(error: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in error.items() if value is not None}
