@@ -17,7 +17,7 @@ import pyarrow.dataset
 import pytest
 import yaml
 
-from dovetail import Dovetail, InvalidDefinition, InvalidParams, RetryableError, Run, WorkflowDAG
+from dovetail import Dovetail, InvalidParams, RetryableError, Run, WorkflowDAG
 from dovetail.cli import main
 from dovetail.documents import PIPELINE, ROUTED, extraction, metrics
 from dovetail.documents.handlers import line_items
@@ -127,19 +127,6 @@ def test_both_definitions_are_valid_without_a_warning(
     assert leaving.value.code == 0
     reported = json.loads(capfd.readouterr().out)
     assert [(one["valid"], one["warnings"]) for one in reported] == [(True, []), (True, [])]
-
-
-async def test_a_misspelt_config_of_a_step_is_found_before_it_runs(dt: Dovetail) -> None:
-    for path, before, after, found in (
-        (PIPELINE, "extracted:", "extractd:", "nodes[1].config.extractd"),
-        (PIPELINE, "parquet:", "parket:", "nodes[4].config.parket"),
-        (ROUTED, "config: {extracted:", "config: {extract:", "nodes[4].config.extract"),
-    ):
-        wrong = yaml.safe_load(path.read_text().replace(before, after))
-        with pytest.raises(InvalidDefinition) as refused:
-            await dt.register(wrong)
-        problems = {one.path: one.message for one in refused.value.problems}
-        assert "did you mean" in problems[found]
 
 
 def test_the_definitions_differ_only_in_the_two_conditions() -> None:

@@ -22,8 +22,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from dovetail import Context, DovetailError, PermanentError, handler
 from dovetail.documents.files import (
     checked_id,
@@ -167,49 +165,8 @@ class DocumentRun:
         return found
 
 
-class _Config(BaseModel):
-    """What validation knows of a config. A `WorkflowDAG` calls the same functions with a dict, so
-    both are read by `get`."""
-
-    model_config = ConfigDict(frozen=True)
-
-    def get(self, name: str) -> Any:
-        return getattr(self, _FIELDS.get(name, name), None)
-
-
-_FIELDS = {"json": "json_"}
-"""Where the name of a field is taken by pydantic."""
-_OUTPUT = "the output of {}, as in {{{{ {}.output }}}}"
-
-
-class ExtractConfig(_Config):
-    """The config of `documents.extract`; further fields only tell the node cache runs apart."""
-
-    model_config = ConfigDict(extra="allow")
-
-    sha256: str | None = Field(default=None, description="of the file's bytes, if known")
-    extractor: str | None = Field(default=None, description="the expected extractor, if known")
-
-
-class ExtractedConfig(_Config):
-    """The config of the steps after `documents.extract`."""
-
-    # Any value: the step itself says what is wrong with it.
-    extracted: Any = Field(description=_OUTPUT.format("documents.extract", "extract"))
-
-
-class ReviewConfig(ExtractedConfig):
-    """The config of `documents.create_review`."""
-
-    parquet: Any = Field(description=_OUTPUT.format("documents.save_parquet", "save_parquet"))
-    json_: Any = Field(alias="json", description=_OUTPUT.format("documents.save_json", "save_json"))
-
-
-Config = _Config | dict[str, Any]
-
-
 @handler("documents.extract", max_retries=EXTRACT_RETRIES)
-async def extract(config: ExtractConfig, ctx: Context) -> dict[str, Any]:
+async def extract(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
     """Reads the document and finds its fields: through the language model, or by rules.
 
     The config may have the expected `sha256` and `extractor`.
@@ -235,7 +192,7 @@ async def extract(config: ExtractConfig, ctx: Context) -> dict[str, Any]:
 
 
 @handler("documents.save_parquet", max_retries=SAVE_RETRIES)
-def save_parquet(config: ExtractedConfig, ctx: Context) -> dict[str, Any]:
+def save_parquet(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
     """Writes the fields as a Parquet file, partitioned by the day and type of the document."""
     document = DocumentRun.of(ctx)
     found = _to_be_kept(config, document)
@@ -244,7 +201,7 @@ def save_parquet(config: ExtractedConfig, ctx: Context) -> dict[str, Any]:
 
 
 @handler("documents.save_json", max_retries=SAVE_RETRIES)
-def save_json(config: ExtractedConfig, ctx: Context) -> dict[str, Any]:
+def save_json(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
     """Writes the fields as a JSON file."""
     document = DocumentRun.of(ctx)
     found = _to_be_kept(config, document)
@@ -253,7 +210,7 @@ def save_json(config: ExtractedConfig, ctx: Context) -> dict[str, Any]:
 
 
 @handler("documents.record_metrics", max_retries=SAVE_RETRIES)
-def record_metrics(config: ExtractedConfig, ctx: Context) -> dict[str, Any]:
+def record_metrics(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
     """Records how long the extraction took, and its confidence.
 
     Provisional: the end of the run decides whether the document counts as a success.
@@ -269,7 +226,7 @@ def record_metrics(config: ExtractedConfig, ctx: Context) -> dict[str, Any]:
 
 
 @handler("documents.create_review", max_retries=SAVE_RETRIES)
-def create_review(config: ReviewConfig, ctx: Context) -> dict[str, Any]:
+def create_review(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
     """Creates or updates the review of the document; corrections of people stay."""
     from dovetail.documents.reviews import open_reviews
 
@@ -291,7 +248,7 @@ def create_review(config: ReviewConfig, ctx: Context) -> dict[str, Any]:
 
 
 @handler("documents.line_items")
-def line_items(config: ExtractedConfig, ctx: Context) -> dict[str, Any]:
+def line_items(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
     """Adds the line items up and compares them with the total."""
     found = _extracted(config)
     items, total = found["line_items"], found["total"]
@@ -321,7 +278,7 @@ def auto_approve(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
     }
 
 
-def _extracted(config: Config) -> dict[str, Any]:
+def _extracted(config: dict[str, Any]) -> dict[str, Any]:
     found = config.get("extracted")
     if isinstance(found, dict) and "confidence" in found:
         return found
@@ -332,7 +289,7 @@ def _extracted(config: Config) -> dict[str, Any]:
     )
 
 
-def _to_be_kept(config: Config, document: DocumentRun) -> dict[str, Any]:
+def _to_be_kept(config: dict[str, Any], document: DocumentRun) -> dict[str, Any]:
     """The content of the files: equal for every run with the same content at the same path."""
     from dovetail.documents.reading import extension_warning
 
@@ -347,7 +304,7 @@ def _to_be_kept(config: Config, document: DocumentRun) -> dict[str, Any]:
     }
 
 
-def _path_of(config: Config, name: str, document: DocumentRun) -> Path:
+def _path_of(config: dict[str, Any], name: str, document: DocumentRun) -> Path:
     saved_as = config.get(name)
     if isinstance(saved_as, dict) and isinstance(saved_as.get("path"), str):
         return checked_result(name, document.out, document.id, saved_as["path"])
@@ -358,7 +315,7 @@ def _path_of(config: Config, name: str, document: DocumentRun) -> Path:
     )
 
 
-def _check_extractor(config: Config, found: dict[str, Any]) -> None:
+def _check_extractor(config: dict[str, Any], found: dict[str, Any]) -> None:
     """Else the node cache would keep the output under the name of another extractor."""
     wanted = config.get("extractor")
     if wanted and found["extractor"] != wanted:
@@ -386,7 +343,7 @@ SURE = 0.8
 """The confidence from which a review is approved without a person."""
 
 Step = Callable[[dict[str, Any]], Any]
-MakeConfig = Callable[[dict[str, Any]], dict[str, Any]]
+Config = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def build_document_processing_dag(
@@ -464,11 +421,13 @@ class _Steps:
         self._params = params
         self._starts: Counter[str] = Counter()
 
-    def blocking(self, name: str, fn: Callable[[Any, Context], Any], config: MakeConfig) -> Step:
+    def blocking(
+        self, name: str, fn: Callable[[dict[str, Any], Context], Any], config: Config
+    ) -> Step:
         return lambda ctx: fn(config(ctx["step_outputs"]), self._context(name))
 
     def waiting(
-        self, name: str, fn: Callable[[Any, Context], Awaitable[Any]], config: MakeConfig
+        self, name: str, fn: Callable[[dict[str, Any], Context], Awaitable[Any]], config: Config
     ) -> Step:
         async def step(ctx: dict[str, Any]) -> Any:
             return await fn(config(ctx["step_outputs"]), self._context(name))
