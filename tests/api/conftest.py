@@ -51,6 +51,14 @@ async def until(config, ctx):
     return "seen"
 
 @handler
+async def talks(config, ctx):
+    """Prints, waits for a file, logs and fails."""
+    print("begun, attempt", ctx.attempt)
+    await until(config, ctx)
+    ctx.log.warning("there it is", extra={"file": 1})
+    raise PermanentError("said enough")
+
+@handler
 async def needs(config, ctx):
     """Fails until there is a file."""
     if not Path(config["file"]).exists():

@@ -352,6 +352,31 @@ def test_a_stream_of_a_run_that_goes_on_does_not_end_early(
         end(server, name)
 
 
+def test_what_a_handler_prints_is_in_the_stream_while_it_runs(
+    api: Api, server: Server, name: str
+) -> None:
+    file = server.folder / name
+    api.register(flow(name, node("a", "talks", config={"file": str(file)})))
+    run_id = api.post(f"/workflows/{name}/runs")["run_id"]
+    with stream(api, f"/runs/{run_id}/logs") as answer:
+        found = frames(answer)
+        first = next(found)[1]
+        assert (first["level"], first["logger"]) == ("INFO", "stdout")
+        assert first["message"] == "begun, attempt 1"
+        file.touch()
+        (last,) = [line for _, line in found]
+    assert (last["level"], last["message"], last["fields"]) == (
+        *("WARNING", "there it is"),
+        {"file": 1},
+    )
+    assert api.get(f"/runs/{run_id}/logs")["items"] == [first, last]
+    assert api.get(f"/runs/{run_id}/nodes/a")["attempts"][0]["error"]["message"] == "said enough"
+    assert [line.split(" ", 2)[2] for line in lines_of(api, f"/runs/{run_id}/logs")] == [
+        "a[1] stdout: begun, attempt 1",
+        'a[1] dovetail.handler: there it is {"file": 1}',
+    ]
+
+
 @pytest.mark.parametrize(
     ("accept", "kind"),
     [
