@@ -122,7 +122,10 @@ def test_help_names_every_command(command: Command) -> None:
 @pytest.mark.parametrize(
     ("group", "names"),
     [
-        ("runs", "list show why watch retry resume cancel repair results events verify"),
+        (
+            "runs",
+            "list show why watch retry resume cancel repair results events verify delete prune",
+        ),
         ("batches", "list show"),
         ("workflows", "register list show delete alias"),
         ("limits", "list set"),
