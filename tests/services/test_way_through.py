@@ -42,7 +42,7 @@ from dovetail.wiring.health import watching
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "dovetail"
 DRAWING = (ROOT / "docs" / "architecture.md").read_text().partition(", hop by hop")[2]
-MARK = "waythrough"
+MARK, FIRST = "waythrough", "first"
 RUN_ID, WARM_UP = "facade" * 5 + "fa", "0" * 32
 MAX_HOPS = {"Redis": 30, "embedded": 20, "library": 9}
 MAX_FILES = {"Redis": 46, "embedded": 33, "library": 10}
@@ -64,6 +64,8 @@ FLOW = {
 
 
 async def mark(config: dict[str, Any], ctx: Any) -> dict[str, Any]:
+    if config["of"] == FIRST:
+        await asyncio.sleep(0.2)  # so that a caller waits for its end, which opens the listener
     return {"text": config["of"]}
 
 
@@ -161,7 +163,7 @@ async def trigger(url: str, trace: Trace) -> None:
     async with httpx2.AsyncClient(base_url=base, timeout=SECONDS, trust_env=False) as http:
         made = await http.post("/workflows", json=FLOW)
         assert made.is_success, made.text
-        for run_id, text in ((WARM_UP, "first"), (RUN_ID, MARK)):
+        for run_id, text in ((WARM_UP, FIRST), (RUN_ID, MARK)):
             trace.is_on = text == MARK
             answer = await http.post("/workflows/flow/runs", json={"params": {"text": text}})
             assert answer.json().get("run_id") == run_id, answer.text
@@ -192,6 +194,8 @@ async def on_redis(trace: Trace, redis_url: str, postgres_url: str) -> None:
         async with asyncio.timeout(SECONDS):
             while not (kept := await parts.archive.runs.read(RUN_ID)) or not kept.finished:
                 await asyncio.sleep(0.05)
+            while "_listen" not in trace.functions.get("transports/streams/reader.py", ()):
+                await asyncio.sleep(0.05)  # its end is announced beside that
         trace.is_on = False
         stopping.set()
         await orchestrating
