@@ -78,8 +78,8 @@ _EXAMPLE = {
     "duration": 0.0125,
     "worker": "host-4711",
     "output": None,
-    "template": {"url": "https://{{ start.host }}/", "key": "{{ secrets.SHOP }}"},
-    "config": {"url": "https://shop.example/", "key": "***"},
+    "template": {"shop": "{{ start.name }}", "key": "{{ secrets.SHOP }}"},
+    "config": {"shop": "books", "key": "***"},
     "config_error": None,
     "inputs": {
         "start": {"$output": {"size": 912345, "href": f"/api/v1/runs/{RUN}/nodes/start/output"}}
