@@ -35,7 +35,11 @@ SECONDS = 30.0
 
 HANDLERS = '''
 import asyncio, time
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from decimal import Decimal
 from pathlib import Path
+from uuid import UUID
 from dovetail import PermanentError, handler
 
 @handler
@@ -65,6 +69,18 @@ async def needs(config, ctx):
 def filled(config, ctx):
     """An output of so many bytes."""
     return "x" * (config["bytes"] - 2)
+
+@dataclass
+class Rich:
+    at: datetime
+    sizes: set
+    id: UUID = UUID(int=1)
+
+@handler
+def rich(config, ctx):
+    """More than JSON has."""
+    found = Rich(datetime(2026, 1, 2, tzinfo=timezone.utc), {2, 1})
+    return {"found": found, "price": Decimal("1.50")}
 
 @handler
 def clings(config, ctx):

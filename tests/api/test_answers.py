@@ -72,6 +72,21 @@ def test_an_output_above_64_kib_is_a_reference_that_leads_to_it(api: Api, name: 
     assert api("GET", f"/runs/{run_id}?outputs=some").status_code == 422
 
 
+def test_an_output_that_is_richer_than_json_is_read_as_json(api: Api, name: str) -> None:
+    text = node("b", "output", "a", config={"at": "{{ a.found.at }}", "all": "{{ a.output }}"})
+    run_id = finished_run(api, flow(name, node("a", "rich", config={}), text))
+    found = {
+        "at": "2026-01-02T00:00:00Z",
+        "sizes": [1, 2],
+        "id": "00000000-0000-0000-0000-000000000001",
+    }
+    output = {"found": found, "price": "1.50"}
+    assert outputs_of(api.get(f"/runs/{run_id}")) == {
+        "a": output,
+        "b": {"at": found["at"], "all": output},
+    }
+
+
 def test_each_large_output_of_a_result_is_replaced_by_a_reference(api: Api, name: str) -> None:
     run_id = finished_run(api, flow(name, filled("a", LARGE), node("b", "input")))
     shown = {"a": note(run_id, "a", LARGE), "b": {"value": "b"}}

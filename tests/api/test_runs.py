@@ -319,7 +319,12 @@ def test_a_retry_of_a_run_that_completed_with_allowed_failures_needs_from(
     api: Api, name: str
 ) -> None:
     api.register(
-        flow(name, node("a", "fail", allow_failure=True), node("b", "output", "a"), node("c"))
+        flow(
+            name,
+            node("a", "fail", allow_failure=True, config={}),
+            node("b", "output", "a"),
+            node("c"),
+        )
     )
     run_id = api.post(f"/workflows/{name}/runs")["run_id"]
     run = api.finished(run_id)

@@ -200,8 +200,7 @@ def test_the_json_output_is_one_document_on_stdout(shell: Shell) -> None:
     assert run["status"] == "FAILED"
     assert run["error"]["node"] == "save_parquet"
     assert [node["status"] for node in run["nodes"]] == ["COMPLETED", "FAILED", "SKIPPED"]
-    assert "logged by a handler" in done.err
-    assert "printed by a handler" not in done.err, "that is in the log of the node"
+    assert "printed by a handler" in done.err  # even what a handler prints
 
 
 def test_params_are_typed_by_the_schema_and_the_last_one_wins(shell: Shell) -> None:

@@ -315,6 +315,10 @@ class Numbered(IntEnum):
     ONE = 1
 
 
+class Large(IntEnum):
+    ODD = 2**53 + 1
+
+
 class Finding(Enum):
     A = "a"
 
@@ -364,6 +368,7 @@ SILENT: list[tuple[type[BaseModel], dict[str, Any]]] = [
     (field_model(Mapping[str, int]), {"x": {"a": 1}}),
     (field_model(tuple[int, ...]), {"x": [1, 2, 3]}),
     (field_model(Numbered), {"x": "1"}),
+    (field_model(Large), {"x": str(2**53 + 1)}),
     (field_model(Literal[1, "a"]), {"x": 1}),
     (field_model(Finding), {"x": "whatever"}),
     (field_model(bool), {"x": "yes"}),

@@ -290,18 +290,6 @@ class TestOutput:
         assert [line.message for chunk in log.drain() for line in chunk.lines] == ["no end"]
         assert log.drain() == []
 
-    @pytest.mark.parametrize("rules", [LogRules(shows_stdout=False)])
-    def test_stdout_stays_clean_where_it_has_a_view_or_a_document(
-        self, node: Node, capsys: pytest.CaptureFixture[str], rules: LogRules
-    ) -> None:
-        with capturing(rules):
-            node.run(lambda: print("kept"))
-            node.run(lambda: structlog.get_logger().info("event"))
-            node.run(lambda: print("problem", file=sys.stderr))
-            print("the view")
-        assert node.messages() == ["kept", "event", "problem"]
-        assert capsys.readouterr() == ("the view\n", "problem\n")
-
     @pytest.mark.parametrize("rules", [LogRules(output=False)])
     def test_nothing_printed_is_kept_if_that_is_not_wanted(
         self, node: Node, capsys: pytest.CaptureFixture[str], rules: LogRules

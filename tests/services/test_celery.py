@@ -413,7 +413,8 @@ async def test_a_node_whose_handler_no_worker_has_waits_for_one(
     play: CeleryRuns, stage: CeleryServices, tmp_path: Path
 ) -> None:
     (tmp_path / "more.py").write_text(
-        "from dovetail import handler\n@handler\nasync def special(config, ctx): return 'done'\n"
+        "from datetime import date\nfrom dovetail import handler\n"
+        "@handler\nasync def special(config, ctx): return {date(2026, 1, 2): {'done'}}\n"
     )
     await play.begin({"n": {"handler": "special"}})
     await asyncio.sleep(0.5)
@@ -421,7 +422,7 @@ async def test_a_node_whose_handler_no_worker_has_waits_for_one(
     more = f"{HANDLERS},{tmp_path / 'more.py'}"
     how = {"DOVETAIL_HANDLERS": more, "DOVETAIL_LEASE_SECONDS": LEASE, "name": "two"}
     with celery_worker(tmp_path, stage.url, **how):
-        assert node(await play.end()).output == "done"
+        assert node(await play.end()).output == {"2026-01-02": ["done"]}, "stored as JSON"
 
 
 # ── limits ───────────────────────────────────────────────────────────────────────────────
@@ -443,8 +444,12 @@ async def test_a_worker_announces_its_handlers_and_a_node_names_its_worker(
     play: CeleryRuns, stage: CeleryServices
 ) -> None:
     pid = stage.worker.process.pid
-    (one,) = [each for each in await WorkerRegistry(play.pipe).workers() if each["pid"] == pid]
+    known = await WorkerRegistry(play.pipe).workers(with_schemas=True)
+    (one,) = [each for each in known if each["pid"] == pid]
     assert one["alive"]
+    schemas = {each["name"]: each["config_schema"] for each in one["handler_details"]}
+    assert schemas["sleep"]["required"] == ["seconds"]
+    assert schemas["plain"] is None
     assert one["concurrency"] == 2
     assert {"plain", "sleep", "llm_service"} <= set(one["handlers"])
     run = await play.run({"n": {}})

@@ -13,7 +13,6 @@ import pytest
 
 from dovetail.core.node_logs import LogChunk, LogLine
 from dovetail.core.transitions import Submit
-from dovetail.stores.sqlite import file as sqlite_file
 from dovetail.stores.sqlite.file import (
     SCHEMA_VERSION,
     SqliteFile,
@@ -91,14 +90,21 @@ def test_opening_the_file_again_drops_no_lock_of_another_connection(tmp_path: Pa
     second.close()
 
 
-async def test_a_file_of_the_first_version_is_upgraded_with_its_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+TO_THE_FIRST_VERSION = """
+DROP TRIGGER logs_of_deleted_runs; DROP TABLE logs;
+DROP TABLE last_numbers; DROP INDEX keys_by_made;
+ALTER TABLE batches DROP COLUMN deleted; ALTER TABLE batches DROP COLUMN deleted_end;
+PRAGMA user_version = 1;
+"""
+
+
+async def test_a_file_of_the_first_version_is_upgraded_with_its_runs(tmp_path: Path) -> None:
     path = tmp_path / "dovetail.db"
-    monkeypatch.setattr(sqlite_file, "SCHEMA_VERSION", 1)
     async with SqliteStore(path) as store:
         await store.create(Submit("r", graph(DIAMOND), {}), 1000.0)
-    monkeypatch.undo()
+    connection = sqlite3.connect(path)
+    connection.executescript(TO_THE_FIRST_VERSION)
+    connection.close()
     async with SqliteStore(path) as store:
         store.log([one_line("r", 0)])
         await store.apply([], 1000.0, durable=True)

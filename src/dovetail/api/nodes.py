@@ -78,7 +78,7 @@ _EXAMPLE = {
     "duration": 0.0125,
     "worker": "host-4711",
     "output": None,
-    "template": {"shop": "{{ start.name }}", "key": "{{ secrets.SHOP }}"},
+    "template": {"shop": "{{ start.shop }}", "key": "{{ secrets.SHOP }}"},
     "config": {"shop": "books", "key": "***"},
     "config_error": None,
     "inputs": {

@@ -91,7 +91,7 @@ def open_engine(settings: Settings, registry: Registry) -> AbstractAsyncContextM
         return _remote(settings, registry)
     from dovetail.wiring.embedded import embedded
 
-    return embedded(settings, registry, shows_stdout=False)
+    return embedded(settings, registry)
 
 
 def _remote(

@@ -67,8 +67,6 @@ class LogRules(NamedTuple):
     output: bool = True
     """What is printed is kept, too."""
     max_bytes: int = DEFAULT_LOG_BYTES
-    shows_stdout: bool = True
-    """What is printed to stdout also goes there. Not where stdout has a view or a document."""
 
 
 NO_LOG = LogRules(max_bytes=0)
@@ -188,13 +186,13 @@ class AttemptLog:
         text = "\n".join(words)
         return self.add(level_name(record.levelno), record.name, text, extra, record.created)
 
-    def printed(self, stream: str, text: str) -> bool:
+    def printed(self, stream: str, text: str) -> None:
         """Add what was printed, by line; the rest of it waits for its end."""
         text = storable(text)
         now = time.time()
         with self._lock:
             if self.is_closed:
-                return False
+                return
             part = self._parts.get(stream)
             if part is None:
                 part = self._parts[stream] = _Part()
@@ -215,7 +213,6 @@ class AttemptLog:
             untold, self._told = not self._told, True
         if untold:
             self._on_lines(self)
-        return True
 
     def _print_held_lines(self, but: str = "") -> None:
         for stream, part in self._parts.items():
@@ -313,14 +310,14 @@ ENDED.close()
 class _Muted:
     """Stands for an attempt while an event that its log has already is also printed."""
 
-    def __init__(self, shows_stdout: bool) -> None:
-        self._log_rules = LogRules(level=sys.maxsize, shows_stdout=shows_stdout)
+    def __init__(self) -> None:
+        self._log_rules = LogRules(level=sys.maxsize)
 
     def _open_log(self) -> None:
         return None
 
 
-_MUTED = {shows: _Muted(shows) for shows in (True, False)}
+_MUTED = _Muted()
 
 
 # ── logging ──────────────────────────────────────────────────────────────────────────────
@@ -394,16 +391,11 @@ class CapturedStream:
         owner = CURRENT.get()
         if owner is None or not isinstance(text, str):
             return self._stream.write(text)
-        is_kept = False
         if owner._log_rules.output:
-            try:
-                log = owner._open_log()
-                is_kept = log is not None and log.printed(self._name, text)
-            except Exception:  # noqa: S110  (a log is never in the way of a handler)
-                pass
-        is_muted = isinstance(owner, _Muted)
-        if (is_kept or is_muted) and self._name == "stdout" and not owner._log_rules.shows_stdout:
-            return len(text)
+            # A log is never in the way of a handler.
+            with suppress(Exception):
+                if (log := owner._open_log()) is not None:
+                    log.printed(self._name, text)
         token = CURRENT.set(None)  # the stream may be one that logs
         try:
             return self._stream.write(text)
@@ -520,7 +512,7 @@ def _hooked_proxy(original: Callable[..., Any]) -> Callable[..., Any]:
             steps.insert(max(0, len(steps) - 1), _Recorder(owner, level))
             with suppress(Exception):
                 target = type(self)(self._logger, steps, self._context)
-        token = CURRENT.set(_MUTED[owner._log_rules.shows_stdout])
+        token = CURRENT.set(_MUTED)
         try:
             return original(target, method_name, event, *args, **fields)
         finally:

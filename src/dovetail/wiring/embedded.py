@@ -126,7 +126,6 @@ def handler_calls(
     *,
     outputs_as_text: bool = False,
     elsewhere: Callable[[Task], OutputSource] | None = None,
-    shows_stdout: bool = True,
 ) -> Calls:
     """Calls of these handlers, within the limits that are set. See `RegistryCalls`."""
     return RegistryCalls(
@@ -138,34 +137,29 @@ def handler_calls(
         max_input_bytes=settings.max_input_bytes,
         outputs_as_text=outputs_as_text,
         elsewhere=elsewhere,
-        log_rules=log_rules(settings, shows_stdout=shows_stdout),
+        log_rules=log_rules(settings),
     )
 
 
-def log_rules(settings: Settings, *, shows_stdout: bool = True) -> LogRules:
+def log_rules(settings: Settings) -> LogRules:
     return LogRules(
         level=logging.getLevelNamesMapping()[settings.log_level],
         output=settings.capture_output,
         max_bytes=settings.node_log_bytes,
-        shows_stdout=shows_stdout,
     )
 
 
 @asynccontextmanager
 async def embedded(
-    settings: Settings,
-    registry: Registry,
-    listener: Listener | None = None,
-    *,
-    shows_stdout: bool = True,
+    settings: Settings, registry: Registry, listener: Listener | None = None
 ) -> AsyncIterator[Commands]:
     """The durable engine inside this process, running, as the commands that drive it.
 
     Leaving it gives what runs `drain_seconds` to finish; whatever is unfinished then is handed
     back, for another process to go on with. An error takes it down at once. `listener` gets
-    the events of runs. Without `shows_stdout` what handlers print there goes to their logs alone.
+    the events of runs.
     """
-    calls = handler_calls(settings, registry, shows_stdout=shows_stdout)
+    calls = handler_calls(settings, registry)
     clock = steady_clock()
     shared = BucketFile(settings.db, clock)
     configured = buckets(settings).items()

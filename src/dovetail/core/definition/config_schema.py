@@ -376,13 +376,14 @@ def _is_among(value: Any, members: Sequence[Any]) -> bool:
     """Whether a value is one of an enum, or may be read as one: "1" as 1."""
     if isinstance(value, dict | list):
         return any(isinstance(one, dict | list) for one in members)
-    if any(type(one) is type(value) and one == value for one in members):
+    is_text = isinstance(value, str)
+    if any(one == value for one in members if isinstance(one, str) == is_text):
         return True
     numbers = [one for one in members if isinstance(one, int | float)]
     if value is None or not numbers:
         return False
-    number, truth = _validator("number", None, ()), _validator("boolean", None, ())
-    for validator in (number, truth):
+    for kind in ("integer", "number", "boolean"):
+        validator = _validator(kind, None, ())
         try:
             if validator is None or validator.validate_python(value) in numbers:
                 return True

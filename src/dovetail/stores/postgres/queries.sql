@@ -404,7 +404,7 @@ WHERE number > $1 ORDER BY number LIMIT $2;
 SELECT run_id FROM dovetail.runs WHERE run_id = ANY ($1::TEXT[]) AND finished_at <= $2;
 
 -- name: lock_finished
--- Those that are finished in the given epochs, and ended at that time or before.
+-- Runs that are finished in the given epochs, and ended at that time or before.
 SELECT r.number, r.run_id, r.batch, r.finished_at FROM dovetail.runs r
 JOIN unnest($1::TEXT[], $2::BIGINT[]) AS given (run_id, epoch)
   ON r.run_id = given.run_id AND r.epoch = given.epoch

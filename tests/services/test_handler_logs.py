@@ -1,4 +1,4 @@
-"""What handlers log in the pool of a Celery worker reaches their logs."""
+"""What handlers log in workers that are processes of their own reaches their logs."""
 
 from __future__ import annotations
 
@@ -61,6 +61,7 @@ SAID = [
 
 @pytest.fixture(
     params=[
+        pytest.param((SCRIPT, "worker", "streams"), id="streams"),
         pytest.param((SCRIPT, "worker"), id="dovetail worker"),
         pytest.param(
             (CELERY, "-A", "dovetail.transports.celery", "worker", "-c", "2"), id="celery worker"
@@ -73,17 +74,22 @@ SAID = [
 )
 async def play(request: Any, tmp_path: Path) -> AsyncIterator[CeleryRuns]:
     (tmp_path / "mine.py").write_text(HANDLERS)
+    transport = "streams" if "streams" in request.param else "celery"
+    command = [word for word in request.param if word != "streams"]
     with (
         RedisServer() as redis,
         celery_worker(
             tmp_path,
             redis.url,
-            command=request.param,
+            command=command,
+            DOVETAIL_TRANSPORT=transport,
             DOVETAIL_HANDLERS="mine.py",
             DOVETAIL_SECRET_KEY="hunter2-hunter2",
         ) as worker,
     ):
-        async with CeleryServices(worker, redis.url).led() as it:
+        services = CeleryServices(worker, redis.url)
+        services.settings = services.settings.model_copy(update={"transport": transport})
+        async with services.led() as it:
             yield it
 
 
