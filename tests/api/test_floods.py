@@ -519,8 +519,10 @@ def test_runs_are_triggered_while_other_requests_wait_for_runs(
     wait_for(
         lambda: reader("GET", f"/runs/{run_id}?wait=0.01").status_code == 429, "both of them wait"
     )
-    answer = reader("GET", f"/runs/{run_id}/events", headers={"accept": "text/event-stream"})
-    assert answer.status_code == 429
+    for feed in ("events", "logs"):
+        answer = reader("GET", f"/runs/{run_id}/{feed}", headers={"accept": "text/event-stream"})
+        assert answer.status_code == 429
+    assert reader("GET", f"/runs/{run_id}/logs").status_code == 200
     for _ in range(3):
         api.post(f"/workflows/{name}/runs")
         assert reader("GET", f"/runs/{run_id}").status_code == 200

@@ -98,8 +98,9 @@ MAX_AUDITED_EVENTS = 2_000
 """Events of a run that are read to explain it; `verify` reads all of them."""
 LOG_SECONDS = 10.0
 """To read the log of a run up to an event that was there."""
-LOG_POLL_SECONDS = 0.5
-"""Between two looks at the log of a run that goes on."""
+LOG_POLL_SECONDS = 0.3
+"""Between two looks at the log of a run that goes on. A worker hands lines in every 0.5 s: a reader
+sees each within a second."""
 LOG_LAG_SECONDS = 1.0
 """So late a line may be stored after it was written."""
 END_POLL_SECONDS = 0.05
