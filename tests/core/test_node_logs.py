@@ -147,7 +147,7 @@ def test_lines_are_encoded_and_decoded(lines: list[LogLine]) -> None:
         {"o": object(), "t": "\udc80"},
         CIRCLE,
     ],
-    ids=str,
+    ids=["number", "text", "nan", "key", "object", "circle"],
 )
 def test_a_line_is_written_whatever_its_fields_are(fields: dict[str, Any]) -> None:
     line = LogLine(1.0, "INFO", "l", "half \udc80", fields)
