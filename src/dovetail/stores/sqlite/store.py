@@ -457,7 +457,10 @@ class SqliteStore:
         row = self._query("read_run", run_id)
         if row is None:
             return None
-        kept = self._read(row)
+        try:
+            kept = self._read(row)
+        except NotFound:  # it was deleted while it was read
+            return None
         self._keep(kept)
         return kept
 
@@ -492,8 +495,10 @@ class SqliteStore:
             raise UnreadableJournal("its definition is no text that was written here")
         return row[0]
 
-    def _unreadable(self, run_id: str, error: Exception) -> BrokenRun:
+    def _unreadable(self, run_id: str, error: Exception) -> BrokenRun | NotFound:
         """What is wrong, where, and what can be done about it."""
+        if self._query("is_finished", run_id) is None:  # it was deleted while it was read
+            return no_run(run_id, self.file.path)
         why = one_line(" ".join(str(error).split()), MAX_WHY_LENGTH) or type(error).__name__
         if not isinstance(error, UnreadableJournal):
             why = f"its record makes no sense ({type(error).__name__}: {why})"
@@ -879,7 +884,10 @@ class SqliteStore:
         if row is None:
             raise no_run(run_id, self.file.path)
         owner = row[-1]
-        if self._query("is_finished", run_id)[1]:
+        ended = self._query("is_finished", run_id)
+        if ended is None:  # it was deleted between the two
+            raise no_run(run_id, self.file.path)
+        if ended[1]:
             return "none"
         if owner == self.owner.name:
             return "here"
