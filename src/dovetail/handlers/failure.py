@@ -7,6 +7,7 @@ The class of an exception may override anything, and reading it may raise anythi
 
 from __future__ import annotations
 
+import asyncio
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from dovetail.core.errors import DovetailError
 from dovetail.core.text import cut_middle
 
 _PACKAGE = str(Path(__file__).parents[1])
+_ASYNCIO = str(Path(asyncio.__file__).parent)
 _FOREIGN = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 # The attributes of the base classes: a subclass may hide them.
 _TRACEBACK = vars(BaseException)["__traceback__"]
@@ -130,16 +132,22 @@ def _printed(error: BaseException) -> str | None:
     while todo:
         one = todo.pop()
         if one.stack:
-            ours = [frame.filename.startswith(_PACKAGE) for frame in one.stack]
-            del one.stack[: _leading(ours)]
+            del one.stack[: _leading([frame.filename for frame in one.stack])]
         todo += [each for each in (one.__cause__, one.__context__) if each is not None]
         todo += one.exceptions or ()
     return "".join(printed.format())
 
 
-def _leading(ours: list[bool]) -> int:
-    """How many frames at the top are Dovetail's own. The innermost frame always stays."""
-    return next((at for at, own in enumerate(ours) if not own), len(ours) - 1)
+def _leading(files: list[str]) -> int:
+    """How many frames at the top are Dovetail's own, with the event loop between them, which a
+    process of Celery's pool has. The innermost frame always stays."""
+    found = 0
+    for at, name in enumerate(files[:-1], 1):
+        if name.startswith(_PACKAGE):
+            found = at
+        elif not name.startswith(_ASYNCIO):
+            break
+    return found
 
 
 def _is_ordinary(error: BaseException) -> bool:
@@ -203,11 +211,11 @@ def _plain(error: BaseException) -> str:
 
 def _plain_lines(error: BaseException) -> Iterator[str]:
     top: TracebackType | None = _TRACEBACK.__get__(error)
-    ours = [frame.f_code.co_filename.startswith(_PACKAGE) for frame, _ in traceback.walk_tb(top)]
-    if ours and top is not None:
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(top)]
+    if files and top is not None:
         yield "Traceback (most recent call last):\n"
-        count = len(ours) - _leading(ours)
-        for _ in range(len(ours) - count):
+        count = len(files) - _leading(files)
+        for _ in range(len(files) - count):
             assert top is not None  # noqa: S101
             top = top.tb_next
         shown = min(count, MAX_SHOWN_FRAMES)

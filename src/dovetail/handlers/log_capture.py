@@ -156,7 +156,7 @@ class AttemptLog:
     ) -> bool:
         """Add one line; False if the attempt has ended."""
         shown = fields_of(fields, self._redact) if fields else None
-        name = cut(storable(logger), max_bytes=MAX_KEY_BYTES)
+        name = cut(self._redact(storable(logger)[:MAX_HELD_CHARS]), max_bytes=MAX_KEY_BYTES)
         text = message_of(message, self._redact)
         line = LogLine(time.time() if at is None else at, level, name, text, shown)
         with self._lock:
