@@ -8,7 +8,8 @@
 --   ARGV[8]  max bytes of its outputs together, empty for no limit
 --   ARGV[9]… constant fields of meta; limit only if there is one, fail_fast only if it is off
 -- returns {number of events, whether conditions are pending, the published roots}; {} if another
--- call created the run, or deleted it. A repeated call gets the same reply again, as long as no root has moved.
+-- call created the run, or deleted it. A repeated call gets the same reply again, as long as no root
+-- has moved.
 
 local call = redis.call
 local now, nonce, limit = ARGV[1], ARGV[2], tonumber(ARGV[6])
