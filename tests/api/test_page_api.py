@@ -75,3 +75,41 @@ def test_more_runs_than_a_thousand_and_what_is_no_id_are_refused(api: Api, call:
     assert many["errors"][0]["path"] == "run_ids"
     for body in ({}, {"run_ids": "x"}, {"run_ids": [1]}, {"run_ids": None}):
         assert api("POST", f"/runs/{call}", json=body).status_code == 422
+
+
+def search(api: Api, words: str) -> list[str]:
+    """The ids that all pages together have."""
+    found: list[str] = []
+    cursor = ""
+    while cursor is not None:
+        page = api.get(f"/runs?{words}" + (f"&cursor={cursor}" if cursor else ""))
+        found += [run["run_id"] for run in page["items"]]
+        cursor = page["next_cursor"]
+    return found
+
+
+def test_runs_are_found_by_id_name_and_values_of_params(api: Api, name: str) -> None:
+    api.register(flow(name))
+    params = [{"who": f"Ada-{name}"}, {"deep": [{"n": 4711.25}], "on": True}, {}]
+    ids = [api.post(f"/workflows/{name}/runs", {"params": one})["run_id"] for one in params]
+    mine = f"workflow={name}"
+    assert search(api, f"q={name[2:].upper()}") == ids[::-1], "a part of the name"
+    assert search(api, f"q=ADA-{name}") == [ids[0]], "a string"
+    assert search(api, f"{mine}&q=4711.25") == [ids[1]], "a number"
+    assert search(api, f"q={ids[2][:12].upper()}") == [ids[2]], "the beginning of an id"
+    assert search(api, f"{mine}&q=true") == []
+    assert search(api, f"{mine}&q={name}&limit=1") == ids[::-1], "page by page"
+    assert search(api, f"{mine}&q={name}&status=FAILED") == []
+
+
+def test_runs_are_found_by_the_time_of_their_creation(api: Api, name: str) -> None:
+    api.register(flow(name))
+    ids = [api.post(f"/workflows/{name}/runs")["run_id"] for _ in range(3)]
+    at = api.get(f"/runs/{ids[1]}")["created_at"]
+    assert search(api, f"workflow={name}&created_after={at}") == [ids[2]]
+    assert search(api, f"workflow={name}&created_before={at}") == [ids[0]]
+    assert search(api, f"workflow={name}&created_after=2026-01-01T00:00:00%2B01:00") == ids[::-1]
+    for wrong in ("yesterday", "2026-11-18", "2026-11-18T08:00:00", "2026-13-18T08:00:00Z"):
+        refused = api("GET", f"/runs?created_after={wrong}")
+        assert refused.status_code == 422, refused.text
+        assert refused.json()["errors"][0]["path"] == "created_after"

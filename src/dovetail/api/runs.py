@@ -403,11 +403,21 @@ async def list_runs(
     status: str | None = None,
     workflow: str | None = None,
     batch: str | None = None,
+    q: Annotated[
+        str | None,
+        Query(
+            description="the beginning of an id, a part of the workflow's name, or a string or "
+            "number among the params' values, without regard to case"
+        ),
+    ] = None,
+    created_after: Annotated[str | None, Query(description="a time of RFC 3339")] = None,
+    created_before: Annotated[str | None, Query(description="a time of RFC 3339")] = None,
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> Response:
     query = RunQuery(
-        status, workflow or None, batch or None, page_size(limit), cursor or None, LARGE_OUTPUT
+        *(status, workflow or None, batch or None, page_size(limit), cursor or None),
+        *(LARGE_OUTPUT, q or None, created_after or None, created_before or None),
     )
     found = await here.commands.list_runs(query)
     for view in found["items"]:

@@ -375,14 +375,25 @@ class Dovetail:
         status: str | None = None,
         workflow: str | None = None,
         batch: str | None = None,
+        q: str | None = None,
+        created_after: str | None = None,
+        created_before: str | None = None,
         limit: int = 50,
         cursor: str | None = None,
     ) -> Page:
-        """Runs, newest first, without their nodes; at most 1,000 at a time."""
+        """Runs, newest first, without their nodes; at most 1,000 at a time.
+
+        `q` is the beginning of an id, a part of the workflow's name, or a string or number among
+        the params' values. The times are of RFC 3339. A page of a search may be short or empty
+        though another follows.
+        """
         query = RunQuery(
             status=text_or_none("status", status),
             workflow=text_or_none("workflow", workflow),
             batch=text_or_none("batch", batch),
+            q=text_or_none("q", q),
+            created_after=text_or_none("created_after", created_after),
+            created_before=text_or_none("created_before", created_before),
             limit=whole_number("limit", limit, least=1),
             cursor=text_or_none("cursor", cursor),
         )

@@ -77,6 +77,7 @@ from dovetail.engine.ports import (
     Seen,
     WorkflowVersion,
 )
+from dovetail.engine.run_search import RunSearch
 from dovetail.engine.views import (
     RunDetail,
     event_view,
@@ -101,6 +102,9 @@ MAX_MOVED_RUNS = 1_000
 """That one call retries or cancels."""
 MAX_BATCHES_PER_PAGE = 100
 """In a page: each is counted."""
+MAX_SEARCHED_RUNS = 5_000
+SEARCH_SECONDS = 1.0
+"""For one page of runs: a search that finds little ends after so much."""
 MAX_AUDITED_EVENTS = 2_000
 """Events of a run that are read to explain it; `verify` reads all of them."""
 LOG_SECONDS = 10.0
@@ -453,7 +457,29 @@ class Commands:
         if status is not None and status not in RunStatus.__members__:
             message = f"'{status[:40]}' is no status; one of {', '.join(RunStatus)}"
             raise InvalidParams([Problem("invalid_field", message, "status")])
-        return await self.records.list_runs(query)
+        search = RunSearch(query)
+        if search.keeps_all:
+            return await self.records.list_runs(query)
+        return await self._search_runs(query, search)
+
+    async def _search_runs(self, query: RunQuery, search: RunSearch) -> dict[str, Any]:
+        """A page that may be short or empty though another follows: each request examines so many
+        runs at most. It never reads more runs than fit on its page, so that no run is left out."""
+        found: list[dict[str, Any]] = []
+        examined, cursor = 0, query.cursor
+        until = asyncio.get_running_loop().time() + SEARCH_SECONDS
+        while True:
+            room = query.limit - len(found)
+            page = await self.records.list_runs(replace(query, limit=room, cursor=cursor))
+            runs, cursor = page["items"], page["next_cursor"]
+            found += filter(search.keeps, runs)
+            examined += len(runs)
+            if runs and search.is_past(runs[-1]):
+                cursor = None
+            is_enough = examined >= MAX_SEARCHED_RUNS or len(found) * 2 >= query.limit
+            if cursor is None or is_enough or asyncio.get_running_loop().time() > until:
+                return {"items": found, "next_cursor": cursor}
+            await asyncio.sleep(0)  # others get their turn, also where reading does not wait
 
     async def results(self, run_id: str, *, partial: bool = False) -> dict[str, Any]:
         run = await self.with_results(run_id, partial=partial)
