@@ -38,6 +38,12 @@ enabled = false
 # A workflow may be called `validate`: then GET and DELETE are for that one.
 [operations.checks.allow_header_conformance]
 enabled = false
+
+# The same for runs: GET and DELETE are for a run with this id.
+[[operations]]
+include-name = ["POST /api/v1/runs/retry", "POST /api/v1/runs/cancel"]
+[operations.checks.allow_header_conformance]
+enabled = false
 """
 
 

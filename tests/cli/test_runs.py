@@ -488,3 +488,15 @@ def test_finished_runs_are_deleted_and_pruned_from_the_file(
     (left,) = json.loads(command("runs", "list", "--json").out)["items"]
     assert left["run_id"] == history.left
     assert command("runs", "delete").code == 2
+
+
+def test_a_search_lists_only_the_runs_it_finds(shell: Shell) -> None:
+    shell.write("flow.yaml", "name: flow\nnodes: [{id: a, handler: input}]")
+    for who in ("Ada", "Grace"):
+        assert shell("run", "flow.yaml", "-p", f"who={who}").code == 0
+    found = json.loads(shell("runs", "list", "--search", "ada", "--limit", "1", "--json").out)
+    assert [run["params"] for run in found["items"]] == [{"who": "Ada"}]
+    none = shell("runs", "list", "--created-before", "2020-01-01T00:00:00Z")
+    assert (none.code, none.out) == (0, "no such run here\n")
+    wrong = shell("runs", "list", "--created-after", "today")
+    assert (wrong.code, "RFC 3339" in wrong.err) == (2, True)

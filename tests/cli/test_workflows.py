@@ -155,6 +155,29 @@ def test_a_key_gives_the_same_run_after_the_workflow_was_deleted(
     assert (other.code, "no workflow 'flow'" in other.err) == (1, True)
 
 
+def test_the_difference_of_two_versions_is_printed(shell: Shell, command: Command) -> None:
+    old = "name: flow\nnodes: [{id: a, handler: output}, {id: b, handler: output}]"
+    new = (
+        "name: flow\non_failure: continue\n"
+        "nodes: [{id: a, handler: input}, {id: c, handler: output}]"
+    )
+    for text in (old, new):
+        shell.write("flow.yaml", text)
+        command("workflows", "register", "flow.yaml")
+    assert command("workflows", "diff", "flow", "1", "2").out.splitlines() == [
+        'on_failure: "fail_fast" → "continue"',
+        "- b",
+        "+ c",
+        "~ a",
+        '    handler: "output" → "input"',
+    ]
+    assert command("workflows", "diff", "flow", "2").out == "no difference\n"
+    assert json.loads(command("workflows", "diff", "flow", "2", "1", "--json").out)["added"] == [
+        "b"
+    ]
+    assert command("workflows", "diff", "flow", "1", "7").code == 1
+
+
 def test_a_workflow_with_an_unfinished_run_is_not_deleted(shell: Shell, command: Command) -> None:
     shell.write("flow.yaml", "name: flow\nnodes: [{id: a, handler: until, config: {file: go}}]")
     command("workflows", "register", "flow.yaml", "--handlers", "mine.py")

@@ -120,6 +120,7 @@ Part = dict[str, Any]
 PARAMETERS = {
     "name": ("a workflow's name", "greet"),
     "alias": ("a name for a version", "stable"),
+    "version": ("a version's number, or an alias", "latest"),
     "run_id": ("the id of a run", RUN),
     "node_id": ("the id of a node", "end"),
     "beginning": ("at least 4 characters of an id", RUN[:6]),

@@ -131,6 +131,8 @@ def answer_problems(app: FastAPI, hidden: re.Pattern[str], doubt: Callable[[], N
     request: whether the server is ready is to be found out anew.
     """
 
+    app.state.hidden = hidden
+
     async def of_dovetail(request: Request, error: Exception) -> Response:
         if isinstance(error, Refusal):
             return answer(
@@ -140,7 +142,7 @@ def answer_problems(app: FastAPI, hidden: re.Pattern[str], doubt: Callable[[], N
         status = STATUS_OF.get(kind, 500)
         if status >= 500:
             log.error("%s: %s", _called(request), error)
-            words = "what runs are kept in cannot be used at the moment"
+            words = _AWAY
             if isinstance(error, StoreLost):
                 words = error.reason
             if isinstance(error, StoreError):
@@ -184,7 +186,19 @@ def answer_problems(app: FastAPI, hidden: re.Pattern[str], doubt: Callable[[], N
     app.add_exception_handler(Exception, of_a_bug)
 
 
+_AWAY = "what runs are kept in cannot be used at the moment"
 _BUG = "something went wrong here; the log has it under the request id"
+
+
+def public_error(request: Request, error: Mapping[str, Any]) -> dict[str, Any]:
+    """An error of one item of a reply, `type` and `message`, as its own call would show it."""
+    status = STATUS_OF.get(error["type"], 500)
+    if status >= 500:
+        log.error("%s: %s", _called(request), error["message"])
+    message = _AWAY if status == 503 else _BUG
+    if status < 500:
+        message = request.app.state.hidden.sub("", error["message"])
+    return {"type": error["type"], "message": message}
 
 
 def _called(request: Request) -> str:

@@ -188,6 +188,30 @@ class Warned(Reply):
     path: str
 
 
+class GraphNode(Reply):
+    id: str
+    x: float
+    y: float
+    layer: int = Field(ge=0, description="0 has no dependencies; edges go to later layers")
+
+
+class GraphEdge(Reply):
+    from_: str = Field(alias="from")
+    to: str
+    points: list[list[float]] = Field(
+        description="x and y of each, from the lower side of one node to the upper side of another"
+    )
+
+
+class GraphLayout(Reply):
+    """`x` and `y` are the middle of a node's box, which is 180 wide and 40 high."""
+
+    nodes: list[GraphNode]
+    edges: list[GraphEdge]
+    width: float
+    height: float
+
+
 # ── examples ─────────────────────────────────────────────────────────────────────────────
 
 RUN = "3f9a51c20b7e4d6f8a1c5e7092b4d6f8"
@@ -207,4 +231,13 @@ DEFINITION_EXAMPLE: dict[str, Any] = {
             "config": {"text": "Hello {{ start.who }}"},
         },
     ],
+}
+GRAPH_EXAMPLE: dict[str, Any] = {
+    "nodes": [
+        {"id": "start", "x": 110.0, "y": 40.0, "layer": 0},
+        {"id": "end", "x": 110.0, "y": 140.0, "layer": 1},
+    ],
+    "edges": [{"from": "start", "to": "end", "points": [[110.0, 60.0], [110.0, 120.0]]}],
+    "width": 220.0,
+    "height": 180.0,
 }

@@ -24,6 +24,7 @@ from dovetail.api.outputs import (
     tag_of_output,
     tag_of_parts,
 )
+from dovetail.api.problems import public_error
 from dovetail.api.request_body import (
     DEFINITION,
     FLAG,
@@ -32,6 +33,7 @@ from dovetail.api.request_body import (
     PARAMS,
     TEXT,
     VERSION,
+    BodyField,
     BodyPart,
     IdempotencyKey,
     RequestBody,
@@ -42,12 +44,14 @@ from dovetail.api.responses import (
     DEFINITION_EXAMPLE,
     ENDED,
     ETAG,
+    GRAPH_EXAMPLE,
     LOCATION,
     NOT_MODIFIED,
     PREFIX,
     RUN,
     STARTED,
     Cursor,
+    GraphLayout,
     Here,
     IfNoneMatch,
     Limit,
@@ -69,6 +73,7 @@ from dovetail.api.service import ApiService, unless
 from dovetail.core.outputs import LARGE_OUTPUT, OutputReference, looks_like_a_reference, reference
 from dovetail.core.run import RunState
 from dovetail.engine.api import Accepted
+from dovetail.engine.commands import MAX_MOVED_RUNS, check_run_ids
 from dovetail.engine.ports import RunQuery
 from dovetail.engine.views import run_view, with_warnings
 
@@ -192,6 +197,22 @@ class Repaired(Reply):
     repaired: bool
 
 
+class OutcomeError(Reply):
+    type: str = Field(description="as the last word of a problem's `type`")
+    message: str
+
+
+class Outcome(Reply):
+    run_id: str
+    ok: bool
+    status: RunStatusName | None = Field(description="by now; null if there is no such run")
+    error: OutcomeError | None
+
+
+class Outcomes(Reply):
+    items: list[Outcome]
+
+
 class RunId(Reply):
     run_id: str
 
@@ -299,6 +320,30 @@ _FORK = RequestBody(
     },
     {"definition": DEFINITION_EXAMPLE},
 )
+_RUN_IDS = RequestBody(
+    "RunIdsRequest",
+    {
+        "run_ids": BodyField(
+            "a list of ids",
+            lambda value: isinstance(value, list) and all(isinstance(one, str) for one in value),
+            {"type": "array", "items": {"type": "string"}, "maxItems": MAX_MOVED_RUNS},
+            required=True,
+        )
+    },
+    {"run_ids": [RUN]},
+    deeper=1,
+)
+_OUTCOMES = {
+    "items": [
+        {"run_id": RUN, "ok": True, "status": "RUNNING", "error": None},
+        {
+            "run_id": "unknown",
+            "ok": False,
+            "status": None,
+            "error": {"type": "not_found", "message": "no run 'unknown'"},
+        },
+    ]
+}
 _REPAIR = RequestBody("RepairRequest", {"dry_run": FLAG}, {})
 
 
@@ -358,11 +403,21 @@ async def list_runs(
     status: str | None = None,
     workflow: str | None = None,
     batch: str | None = None,
+    q: Annotated[
+        str | None,
+        Query(
+            description="the beginning of an id, a part of the workflow's name, or a string or "
+            "number among the params' values, without regard to case"
+        ),
+    ] = None,
+    created_after: Annotated[str | None, Query(description="a time of RFC 3339")] = None,
+    created_before: Annotated[str | None, Query(description="a time of RFC 3339")] = None,
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> Response:
     query = RunQuery(
-        status, workflow or None, batch or None, page_size(limit), cursor or None, LARGE_OUTPUT
+        *(status, workflow or None, batch or None, page_size(limit), cursor or None),
+        *(LARGE_OUTPUT, q or None, created_after or None, created_before or None),
     )
     found = await here.commands.list_runs(query)
     for view in found["items"]:
@@ -540,6 +595,16 @@ async def verify(run_id: str, here: Here) -> Response:
 
 
 @router.get(
+    "/runs/{run_id}/graph",
+    summary="Where to draw its nodes and edges",
+    response_model=GraphLayout,
+    responses={200: reply(GRAPH_EXAMPLE)},
+)
+async def run_graph(run_id: str, here: Here) -> Response:
+    return json_answer(await here.commands.run_graph(run_id))
+
+
+@router.get(
     "/run-ids/{beginning}",
     summary="The whole id of the one run whose id begins so",
     response_model=RunId,
@@ -622,6 +687,43 @@ async def cancel(
     await NO_FIELDS.read(request, here)
     run = await here.commands.cancel(run_id, budget=FULL if outputs else SHOWN)
     return await _run_answer(here, request, run, full=outputs is not None, moved=True)
+
+
+@router.post(
+    "/runs/retry",
+    summary="Retry many runs, each by itself",
+    response_model=Outcomes,
+    responses={200: reply(_OUTCOMES)},
+    openapi_extra=_RUN_IDS.openapi,
+)
+async def retry_runs(request: Request, here: Here) -> Response:
+    run_ids = await _asked_runs(request, here)
+    return _outcomes(request, await here.commands.retry_runs(run_ids))
+
+
+@router.post(
+    "/runs/cancel",
+    summary="Cancel many runs, each by itself",
+    response_model=Outcomes,
+    responses={200: reply(_OUTCOMES)},
+    openapi_extra=_RUN_IDS.openapi,
+)
+async def cancel_runs(request: Request, here: Here) -> Response:
+    run_ids = await _asked_runs(request, here)
+    return _outcomes(request, await here.commands.cancel_runs(run_ids))
+
+
+async def _asked_runs(request: Request, here: ApiService) -> list[str]:
+    (run_ids,) = (await _RUN_IDS.read(request, here)).fields.values()
+    check_run_ids(run_ids)
+    return list(run_ids)
+
+
+def _outcomes(request: Request, done: dict[str, Any]) -> Response:
+    for item in done["items"]:
+        if item["error"] is not None:
+            item["error"] = public_error(request, item["error"])
+    return json_answer(done)
 
 
 @router.post(

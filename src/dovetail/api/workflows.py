@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import orjson
 from fastapi import APIRouter, Header, Query, Request
+from pydantic import Field
 from starlette.responses import Response
 
 from dovetail.api import responses
@@ -22,8 +23,10 @@ from dovetail.api.responses import (
     AT,
     DEFINITION_EXAMPLE,
     ETAG,
+    GRAPH_EXAMPLE,
     NOT_MODIFIED,
     Cursor,
+    GraphLayout,
     Here,
     IfNoneMatch,
     Limit,
@@ -87,6 +90,23 @@ class VersionItem(Reply):
 
 class Versions(Reply):
     items: list[VersionItem]
+
+
+class FieldChange(Reply):
+    from_: Any = Field(alias="from", description="null if it was not there")
+    to: Any = Field(description="null if it is not there")
+
+
+class NodeChange(Reply):
+    id: str
+    fields: dict[str, FieldChange]
+
+
+class Difference(Reply):
+    added: list[str]
+    removed: list[str]
+    changed: list[NodeChange]
+    workflow: dict[str, FieldChange]
 
 
 class Alias(Reply):
@@ -248,6 +268,43 @@ async def workflow(
 )
 async def versions(name: str, here: Here) -> Response:
     return json_answer(await here.commands.versions(name))
+
+
+@router.get(
+    "/{name}/versions/{version}/graph",
+    summary="Where to draw the nodes and edges of a version",
+    response_model=GraphLayout,
+    responses={200: reply(GRAPH_EXAMPLE)},
+)
+async def graph(name: str, version: str, here: Here) -> Response:
+    return json_answer(await here.commands.workflow_graph(name, version))
+
+
+_DIFFERENCE = {
+    "added": ["check"],
+    "removed": [],
+    "changed": [{"id": "end", "fields": {"max_retries": {"from": None, "to": 3}}}],
+    "workflow": {"on_failure": {"from": "fail_fast", "to": "continue"}},
+}
+
+
+@router.get(
+    "/{name}/diff",
+    summary="What one version has that another has not",
+    response_model=Difference,
+    responses={200: reply(_DIFFERENCE)},
+)
+async def diff(
+    name: str,
+    here: Here,
+    from_: Annotated[
+        str | None, Query(alias="from", description="a number or an alias; without it the latest")
+    ] = None,
+    to: Annotated[
+        str | None, Query(description="a number or an alias; without it the latest")
+    ] = None,
+) -> Response:
+    return json_answer(await here.commands.diff_workflow(name, from_ or None, to or None))
 
 
 @router.delete(

@@ -47,7 +47,7 @@ app = lazy_group(
         "workflows": lazy_group(
             "workflows",
             "Register workflows under their names, with versions.",
-            _at("definitions", "register", "list", "show", "delete", "alias"),
+            _at("definitions", "register", "list", "show", "diff", "delete", "alias"),
         ),
         "limits": lazy_group(
             "limits",

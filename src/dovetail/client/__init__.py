@@ -32,12 +32,15 @@ from dovetail.client.answers import (
     BatchRun,
     Event,
     InspectedNode,
+    Layout,
     LoggedLine,
     NodeAttempt,
     Page,
     Repaired,
     Run,
     RunNode,
+    RunOutcome,
+    WorkflowDiff,
     WorkflowVersion,
 )
 from dovetail.client.arguments import (
@@ -173,6 +176,25 @@ class Dovetail:
             await definition_meant_by(definition, self._limits)
         )
         return WorkflowVersion(name, version, created)
+
+    async def diff_workflow(
+        self, name: str, from_version: int | str | None, to_version: int | str | None = None
+    ) -> WorkflowDiff:
+        """How two versions differ, by their numbers or aliases; without the second, from the first
+        to the latest. Raises `NotFound`."""
+        found = await self._commands.diff_workflow(
+            text("name", name),
+            version_or_none("from_version", from_version),
+            version_or_none("to_version", to_version),
+        )
+        return WorkflowDiff.from_api(_own(found))
+
+    async def workflow_graph(self, name: str, version: int | str | None = None) -> Layout:
+        """Where to draw a version of a workflow, the latest if none is named. `NotFound`."""
+        wanted = version_or_none("version", version)
+        return Layout.from_api(
+            _own(await self._commands.workflow_graph(text("name", name), wanted))
+        )
 
     async def delete_alias(self, name: str, alias: str) -> None:
         """Forget an alias of a workflow. Raises `NotFound`; `Conflict` for `latest`."""
@@ -314,6 +336,20 @@ class Dovetail:
         """Cancel what has not finished, whichever process drives it. `NotFound`, `Conflict`."""
         return _run(await self._commands.cancel_run(text("run_id", run_id)))
 
+    async def retry_runs(self, run_ids: Iterable[str]) -> list[RunOutcome]:
+        """Retry up to 1,000 runs; what became of each, in this order, each run once."""
+        done = await self._commands.retry_runs([text("run_ids", one) for one in run_ids])
+        return [RunOutcome.from_api(item) for item in done["items"]]
+
+    async def cancel_runs(self, run_ids: Iterable[str]) -> list[RunOutcome]:
+        """Cancel up to 1,000 runs; what became of each, in this order, each run once."""
+        done = await self._commands.cancel_runs([text("run_ids", one) for one in run_ids])
+        return [RunOutcome.from_api(item) for item in done["items"]]
+
+    async def run_graph(self, run_id: str) -> Layout:
+        """Where to draw the nodes of a run. Raises `NotFound`."""
+        return Layout.from_api(_own(await self._commands.run_graph(text("run_id", run_id))))
+
     async def delete_run(self, run_id: str) -> None:
         """Delete a finished run and everything that belongs to it. `NotFound`, `Conflict`."""
         await self._commands.delete_run(text("run_id", run_id))
@@ -339,14 +375,25 @@ class Dovetail:
         status: str | None = None,
         workflow: str | None = None,
         batch: str | None = None,
+        q: str | None = None,
+        created_after: str | None = None,
+        created_before: str | None = None,
         limit: int = 50,
         cursor: str | None = None,
     ) -> Page:
-        """Runs, newest first, without their nodes; at most 1,000 at a time."""
+        """Runs, newest first, without their nodes; at most 1,000 at a time.
+
+        `q` is the beginning of an id, a part of the workflow's name, or a string or number among
+        the params' values. The times are of RFC 3339. A page of a search may be short or empty
+        though another follows.
+        """
         query = RunQuery(
             status=text_or_none("status", status),
             workflow=text_or_none("workflow", workflow),
             batch=text_or_none("batch", batch),
+            q=text_or_none("q", q),
+            created_after=text_or_none("created_after", created_after),
+            created_before=text_or_none("created_before", created_before),
             limit=whole_number("limit", limit, least=1),
             cursor=text_or_none("cursor", cursor),
         )

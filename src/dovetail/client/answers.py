@@ -41,6 +41,38 @@ class WorkflowVersion(_Answer):
 
 
 @dataclass(frozen=True, slots=True)
+class WorkflowDiff(_Answer):
+    """What one version of a workflow has that another has not. `changed` has an `id` and `fields`,
+    and of each field `from` and `to`, as has `workflow`."""
+
+    added: list[str]
+    removed: list[str]
+    changed: list[dict[str, Any]]
+    workflow: dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout(_Answer):
+    """Where a graph is drawn. `nodes` have `id`, `x`, `y`, `layer`, and `edges` have `from`, `to`
+    and `points`."""
+
+    nodes: list[dict[str, Any]]
+    edges: list[dict[str, Any]]
+    width: float
+    height: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutcome(_Answer):
+    """What became of one run of many. `error` has `type` and `message`, or is None."""
+
+    run_id: str
+    ok: bool
+    status: str | None
+    error: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
 class Repaired(_Answer):
     """Where a run's state was not what its log says, and whether that was changed."""
 

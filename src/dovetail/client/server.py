@@ -118,6 +118,16 @@ class RemoteEngine:
     async def versions(self, name: str) -> dict[str, Any]:
         return await self._get(at("workflows", name, "versions"))
 
+    async def diff_workflow(
+        self, name: str, from_version: int | str | None, to_version: int | str | None = None
+    ) -> dict[str, Any]:
+        query = {"from": from_version, "to": to_version}
+        return await self._get(at("workflows", name, "diff"), **query)
+
+    async def workflow_graph(self, name: str, version: int | str | None = None) -> dict[str, Any]:
+        number = "latest" if version is None else str(version)
+        return await self._get(at("workflows", name, "versions", number, "graph"))
+
     async def delete_workflow(self, name: str, *, seen: Seen | None = None) -> None:
         _without(seen)
         await self._connection.call("DELETE", at("workflows", name))
@@ -308,6 +318,9 @@ class RemoteEngine:
             async for line in feed:
                 yield line
 
+    async def run_graph(self, run_id: str) -> dict[str, Any]:
+        return await self._get(at("runs", run_id, "graph"))
+
     async def explain(self, run_id: str) -> dict[str, Any]:
         return await self._get(at("runs", run_id, "explain"))
 
@@ -323,6 +336,12 @@ class RemoteEngine:
     async def retry_run(self, run_id: str, from_node: str | None = None) -> dict[str, Any]:
         body = _json({} if from_node is None else {"from": from_node})
         return await self._whole(await self._post(at("runs", run_id, "retry"), body))
+
+    async def retry_runs(self, run_ids: Sequence[str]) -> dict[str, Any]:
+        return await self._post(at("runs", "retry"), _json({"run_ids": list(run_ids)}))
+
+    async def cancel_runs(self, run_ids: Sequence[str]) -> dict[str, Any]:
+        return await self._post(at("runs", "cancel"), _json({"run_ids": list(run_ids)}))
 
     async def _whole(self, view: dict[str, Any]) -> dict[str, Any]:
         """With all its outputs. Not asked for with the change: a long reply that breaks may be

@@ -85,6 +85,16 @@ class EngineApi(Protocol):
     async def workflow(self, name: str, version: int | str | None = None) -> dict[str, Any]: ...
     async def workflows(self, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]: ...
     async def versions(self, name: str) -> dict[str, Any]: ...
+    async def diff_workflow(
+        self, name: str, from_version: int | str | None, to_version: int | str | None = None
+    ) -> dict[str, Any]:
+        """What another version, the latest if none is named, has added, removed and changed."""
+        ...
+
+    async def workflow_graph(self, name: str, version: int | str | None = None) -> dict[str, Any]:
+        """Where to draw the nodes and edges of a version; see `core/layout.py`."""
+        ...
+
     async def delete_workflow(self, name: str, *, seen: Seen | None = None) -> None:
         """Raises `Changed`, or `Conflict` while runs of it are not finished."""
         ...
@@ -199,6 +209,10 @@ class EngineApi(Protocol):
         with the run. Raises as `logs` does."""
         ...
 
+    async def run_graph(self, run_id: str) -> dict[str, Any]:
+        """Where to draw its nodes and edges; see `core/layout.py`."""
+        ...
+
     async def explain(self, run_id: str) -> dict[str, Any]:
         """Why each node that has not finished is where it is."""
         ...
@@ -217,6 +231,17 @@ class EngineApi(Protocol):
 
     async def retry_run(self, run_id: str, from_node: str | None = None) -> dict[str, Any]:
         """Open a new epoch. Raises `Conflict` when the state of the run forbids it."""
+        ...
+
+    async def retry_runs(self, run_ids: Sequence[str]) -> dict[str, Any]:
+        """Retry each of these runs; the outcome of each, in this order, each run once.
+
+        An item has `run_id`, `ok`, `status` and `error`. Raises `InvalidParams` for too many.
+        """
+        ...
+
+    async def cancel_runs(self, run_ids: Sequence[str]) -> dict[str, Any]:
+        """The same for a cancel."""
         ...
 
     async def plan_retry(self, run_id: str, from_node: str | None = None) -> dict[str, Any]:

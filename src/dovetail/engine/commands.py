@@ -6,6 +6,7 @@ The edges parse and print. What is allowed and what happens is decided here and 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import re
 from collections.abc import (
@@ -16,7 +17,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from math import inf
@@ -28,6 +29,7 @@ from dovetail.core.attempts import is_about_attempts
 from dovetail.core.audit.event_check import audit, inconsistencies
 from dovetail.core.audit.journal_check import verify
 from dovetail.core.dag import Graph, build_graph
+from dovetail.core.definition.diff import diff_definitions
 from dovetail.core.definition.model import MAX_LABEL_CHARS, Workflow
 from dovetail.core.definition.params import check_items, check_params
 from dovetail.core.definition.source import Source
@@ -36,6 +38,7 @@ from dovetail.core.errors import (
     BrokenRecord,
     BrokenRun,
     Conflict,
+    DovetailError,
     InvalidDefinition,
     InvalidParams,
     NotFound,
@@ -46,6 +49,7 @@ from dovetail.core.errors import (
 )
 from dovetail.core.events import Event
 from dovetail.core.fork import ForkPlan, plan_fork
+from dovetail.core.layout import layout, layout_view
 from dovetail.core.node_logs import LEVELS, MAX_CHUNK_BYTES, StoredChunk, log_page
 from dovetail.core.outputs import ONLY_SIZES, OutputReference, ReadBudget, parts
 from dovetail.core.run import RunState
@@ -73,6 +77,7 @@ from dovetail.engine.ports import (
     Seen,
     WorkflowVersion,
 )
+from dovetail.engine.run_search import RunSearch
 from dovetail.engine.views import (
     RunDetail,
     event_view,
@@ -85,15 +90,21 @@ from dovetail.engine.views import (
 )
 
 MAX_COMPILED = 64
+MAX_LAYOUTS = 16
 BATCH_POLL_SECONDS = (0.005, 0.01, 0.02, 0.05)
 """Pauses between looks at a batch whose known runs have all ended but that is not finished: its
 last runs may not be made yet."""
 BATCH_WAIT_SIZE = 20
 """Runs of a batch that are waited for at a time."""
 RETRY_BATCH_SIZE = 100
-"""Runs of a batch that are retried together: they share commits."""
+"""Runs of a batch, or of a list, that are retried together: they share commits."""
+MAX_MOVED_RUNS = 1_000
+"""That one call retries or cancels."""
 MAX_BATCHES_PER_PAGE = 100
 """In a page: each is counted."""
+MAX_SEARCHED_RUNS = 5_000
+SEARCH_SECONDS = 1.0
+"""For one page of runs: a search that finds little ends after so much."""
 MAX_AUDITED_EVENTS = 2_000
 """Events of a run that are read to explain it; `verify` reads all of them."""
 LOG_SECONDS = 10.0
@@ -180,6 +191,8 @@ class Commands:
     max_config_bytes: int = MAX_CONFIG_SIZE
     """Of a node's rendered config."""
     _compiled: dict[Any, _Compiled] = field(default_factory=dict)
+    _layouts: dict[bytes, dict[str, Any]] = field(default_factory=dict)
+    """By a digest of the nodes and their dependencies."""
 
     # ── definitions ──────────────────────────────────────────────────────────────────────
 
@@ -208,6 +221,22 @@ class Commands:
     async def versions(self, name: str) -> dict[str, Any]:
         return await self.records.versions(name)
 
+    async def diff_workflow(
+        self, name: str, from_version: int | str | None, to_version: int | str | None = None
+    ) -> dict[str, Any]:
+        old = await self._registered(name, from_version)
+        return diff_definitions(old, await self._registered(name, to_version))
+
+    async def _registered(self, name: str, version: int | str | None) -> Workflow:
+        found = await self.records.registered(name, version)
+        try:
+            return Workflow.model_validate(orjson.loads(found.content))
+        except ValueError as error:  # damaged, or of a version that is newer than ours
+            raise BrokenRecord(
+                f"version {found.version} of workflow '{name}' cannot be read "
+                f"({one_line(' '.join(str(error).split()), 200)}): register it again"
+            ) from None
+
     async def delete_workflow(self, name: str, *, seen: Seen | None = None) -> None:
         await self.records.delete_workflow(name, seen)
 
@@ -219,6 +248,23 @@ class Commands:
 
     async def delete_alias(self, name: str, alias: str, *, seen: Seen | None = None) -> None:
         await self.records.delete_alias(name, alias, seen)
+
+    async def workflow_graph(self, name: str, version: int | str | None = None) -> dict[str, Any]:
+        return await self._layout((await self._compile(name, version)).graph)
+
+    async def run_graph(self, run_id: str) -> dict[str, Any]:
+        return await self._layout((await self.store.load(run_id, outputs=False)).graph)
+
+    async def _layout(self, graph: Graph) -> dict[str, Any]:
+        nodes = [(spec.id, spec.parents) for spec in graph.nodes]
+        key = hashlib.sha256(orjson.dumps(nodes)).digest()
+        if key not in self._layouts:
+            # In a thread: of 10,000 nodes it takes half a second, and runs go on meanwhile.
+            found = await asyncio.to_thread(layout, [spec.parents for spec in graph.nodes])
+            if len(self._layouts) >= MAX_LAYOUTS:
+                del self._layouts[next(iter(self._layouts))]
+            self._layouts[key] = layout_view([spec.id for spec in graph.nodes], found)
+        return self._layouts[key]
 
     async def _valid(self, definition: Source | Mapping[str, Any] | Checked) -> Workflow:
         await self.learn_handlers()
@@ -234,15 +280,7 @@ class Commands:
             key: Any = (given, number)
             if key not in self._compiled:
                 await self.learn_handlers()
-                found = await self.records.registered(given, number)
-                try:
-                    workflow = Workflow.model_validate(orjson.loads(found.content))
-                except ValueError as error:  # damaged, or of a version that is newer than ours
-                    raise BrokenRecord(
-                        f"version {number} of workflow '{given}' cannot be read "
-                        f"({one_line(' '.join(str(error).split()), 200)}): register it again"
-                    ) from None
-                self._remember(key, workflow, found.version, None, None)
+                self._remember(key, await self._registered(given, number), number, None, None)
             return self._compiled[key]
         if version is not None:
             message = "a version is of a registered workflow; this is a definition"
@@ -420,7 +458,29 @@ class Commands:
         if status is not None and status not in RunStatus.__members__:
             message = f"'{status[:40]}' is no status; one of {', '.join(RunStatus)}"
             raise InvalidParams([Problem("invalid_field", message, "status")])
-        return await self.records.list_runs(query)
+        search = RunSearch(query)
+        if search.keeps_all:
+            return await self.records.list_runs(query)
+        return await self._search_runs(query, search)
+
+    async def _search_runs(self, query: RunQuery, search: RunSearch) -> dict[str, Any]:
+        """A page that may be short or empty though another follows: each request examines so many
+        runs at most. It never reads more runs than fit on its page, so that no run is left out."""
+        found: list[dict[str, Any]] = []
+        examined, cursor = 0, query.cursor
+        until = asyncio.get_running_loop().time() + SEARCH_SECONDS
+        while True:
+            room = query.limit - len(found)
+            page = await self.records.list_runs(replace(query, limit=room, cursor=cursor))
+            runs, cursor = page["items"], page["next_cursor"]
+            found += filter(search.keeps, runs)
+            examined += len(runs)
+            if runs and search.is_past(runs[-1]):
+                cursor = None
+            is_enough = examined >= MAX_SEARCHED_RUNS or len(found) * 2 >= query.limit
+            if cursor is None or is_enough or asyncio.get_running_loop().time() > until:
+                return {"items": found, "next_cursor": cursor}
+            await asyncio.sleep(0)  # others get their turn, also where reading does not wait
 
     async def results(self, run_id: str, *, partial: bool = False) -> dict[str, Any]:
         run = await self.with_results(run_id, partial=partial)
@@ -628,6 +688,37 @@ class Commands:
 
     async def cancel_run(self, run_id: str) -> dict[str, Any]:
         return run_view(await self.cancel(run_id))
+
+    async def retry_runs(self, run_ids: Sequence[str]) -> dict[str, Any]:
+        return await self._each(run_ids, lambda run_id: self.retry(run_id, budget=ONLY_SIZES))
+
+    async def cancel_runs(self, run_ids: Sequence[str]) -> dict[str, Any]:
+        return await self._each(run_ids, lambda run_id: self.cancel(run_id, budget=ONLY_SIZES))
+
+    async def _each(
+        self, run_ids: Sequence[str], move: Callable[[str], Awaitable[RunState]]
+    ) -> dict[str, Any]:
+        """The outcome of a change of each run. A run that is named twice is changed once."""
+        check_run_ids(run_ids)
+        wanted = list(dict.fromkeys(run_ids))
+        items: list[dict[str, Any]] = []
+        for at in range(0, len(wanted), RETRY_BATCH_SIZE):
+            some = wanted[at : at + RETRY_BATCH_SIZE]
+            items += await asyncio.gather(*(self._outcome(one, move) for one in some))
+        return {"items": items}
+
+    async def _outcome(
+        self, run_id: str, move: Callable[[str], Awaitable[RunState]]
+    ) -> dict[str, Any]:
+        status: str | None = None
+        error: dict[str, Any] | None = None
+        try:
+            status = (await move(run_id)).status.value
+        except DovetailError as problem:
+            error = {"type": problem.type, "message": str(problem)}
+            with suppress(DovetailError):
+                status = (await self.records.summary(run_id, 0))["status"]
+        return {"run_id": run_id, "ok": error is None, "status": status, "error": error}
 
     async def repair(self, run_id: str, *, dry_run: bool = False) -> dict[str, Any]:
         found = await self.store.repair(run_id, dry_run=dry_run)
@@ -914,6 +1005,13 @@ def _place_of(run: RunState, node: str) -> int:
         hint = f"; did you mean '{near[0]}'?" if near else ""
         raise NotFound(f"run {run.id} has no node {shown(node)}{hint}")
     return place
+
+
+def check_run_ids(run_ids: Sequence[str]) -> None:
+    """Raises `InvalidParams` for more runs than one call may change."""
+    if len(run_ids) > MAX_MOVED_RUNS:
+        message = f"{len(run_ids):,} runs; a call changes at most {MAX_MOVED_RUNS:,}"
+        raise InvalidParams([Problem("too_large", message, "run_ids")])
 
 
 def check_level(level: str | None) -> None:

@@ -258,6 +258,11 @@ class RunQuery:
     cursor: str | None = None
     max_result_bytes: int | None = None
     """A larger result is an `OutputReference` with its size alone."""
+    q: str | None = None
+    """The beginning of an id, a part of the workflow's name, or a text or number in the params."""
+    created_after: str | None = None
+    """A time of RFC 3339."""
+    created_before: str | None = None
 
 
 ALL_RUNS = RunQuery()
@@ -306,7 +311,10 @@ class Records(Protocol):
         ...
 
     async def find_run(self, prefix: str) -> str: ...
-    async def list_runs(self, query: RunQuery = ALL_RUNS) -> dict[str, Any]: ...
+    async def list_runs(self, query: RunQuery = ALL_RUNS) -> dict[str, Any]:
+        """Without regard to `q` and the times of creation: `Commands` searches."""
+        ...
+
     async def summary(self, run_id: str, most: int | None = None) -> dict[str, Any]: ...
     async def receipt(self, run_id: str) -> dict[str, Any]:
         """What a trigger is answered with, from where it was accepted; see `receipt_view`."""

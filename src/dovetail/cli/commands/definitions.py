@@ -254,6 +254,41 @@ def _definition_lines(found: dict[str, Any]) -> Iterator[Line | str]:
 
 @app.command()
 @on_target
+def diff(
+    name: WorkflowName,
+    from_version: Annotated[
+        str, typer.Argument(metavar="FROM", help="A version's number, or an alias.")
+    ],
+    to_version: Annotated[
+        str, typer.Argument(metavar="TO", help="Another one; without it the latest.")
+    ] = "latest",
+    as_json: AsJson = False,
+) -> None:
+    """Print what one version of a workflow has that another has not."""
+    versions = number_or_alias(from_version), number_or_alias(to_version)
+    found = ask(lambda commands: commands.diff_workflow(name, *versions))
+    print_reply(found, _diff_lines, as_json=as_json)
+
+
+def _diff_lines(found: dict[str, Any]) -> Iterator[Line | str]:
+    if not any(found.values()):
+        yield "no difference"
+    yield from _field_lines("", found["workflow"])
+    yield from ([(f"- {plain(name)}", "bad")] for name in found["removed"])
+    yield from ([(f"+ {plain(name)}", "good")] for name in found["added"])
+    for node in found["changed"]:
+        yield [(f"~ {plain(node['id'])}", "bold")]
+        yield from _field_lines("    ", node["fields"])
+
+
+def _field_lines(indent: str, fields: dict[str, dict[str, Any]]) -> Iterator[Line]:
+    for name, change in fields.items():
+        old, new = (plain(json.dumps(change[end], ensure_ascii=False)) for end in ("from", "to"))
+        yield [(f"{indent}{plain(name)}: ", ""), (old, "bad"), (" → ", "dim"), (new, "good")]
+
+
+@app.command()
+@on_target
 def delete(name: WorkflowName, as_json: AsJson = False) -> None:
     """Delete a workflow with all its versions; its finished runs stay."""
     ask(lambda commands: commands.delete_workflow(name))

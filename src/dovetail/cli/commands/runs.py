@@ -77,23 +77,53 @@ def list_runs(
     batch: Annotated[
         str | None, typer.Option(metavar="ID", help="Only runs of this batch; its first digits do.")
     ] = None,
+    search: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WORDS",
+            help="Only runs with this beginning of an id, part of a workflow's name, or value "
+            "among their params.",
+        ),
+    ] = None,
+    created_after: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Such as 2026-11-18T08:00:00Z.")
+    ] = None,
+    created_before: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Such as 2026-11-18T09:00:00+01:00.")
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most.")] = 20,
     cursor: Cursor = None,
     as_json: AsJson = False,
 ) -> None:
     """List runs, the newest first."""
+    from dataclasses import replace
+
     from dovetail.engine.ports import RunQuery
+
+    searched: dict[str, Any] = {
+        "q": search,
+        "created_after": created_after,
+        "created_before": created_before,
+    }
 
     async def question(commands: EngineApi) -> tuple[dict[str, Any], set[str], set[str]]:
         whole = None if batch is None else await commands.find_batch(batch)
-        query = RunQuery(status, workflow, whole, limit, cursor)
+        query = RunQuery(status, workflow, whole, limit, cursor, **searched)
         page = await commands.list_runs(query)
+        items = page["items"]
+        # A page of a search may be short or empty though another follows.
+        while any(searched.values()) and page["next_cursor"] and len(items) < limit:
+            rest = replace(query, limit=limit - len(items), cursor=page["next_cursor"])
+            page = await commands.list_runs(rest)
+            items += page["items"]
+        page = {**page, "items": items}
         undriven = set() if as_json else await _undriven(commands, page["items"])
         unread = {run_id for run_id in undriven if not await _can_be_read(commands, run_id)}
         return page, undriven - unread, unread
 
     page, undriven, unread = ask(question)
-    empty = "no such run here" if status or workflow or batch else "no run here yet"
+    is_filtered = any([status, workflow, batch, *searched.values()])
+    empty = "no such run here" if is_filtered else "no run here yet"
     print_reply(page, lambda page: _page(page, undriven, unread, empty), as_json=as_json)
 
 
