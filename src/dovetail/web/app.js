@@ -27,7 +27,7 @@ function TokenForm({ wrong }) {
 
 function Screen({ at }) {
   const [first, second, third] = at.parts;
-  if (first === undefined || (first === "runs" && second === undefined)) return html`<${RunsScreen} query=${at.query} />`;
+  if (first === "runs" && second === undefined) return html`<${RunsScreen} query=${at.query} />`;
   if (first === "runs") return html`<${RunScreen} key=${second} id=${second} tab=${third} query=${at.query} />`;
   if (first === "workflows" && second === undefined) return html`<${WorkflowsScreen} />`;
   if (first === "workflows") return html`<${WorkflowScreen} key=${second} name=${second} query=${at.query} />`;
@@ -38,7 +38,7 @@ function App() {
   const at = useStore(route);
   const { lost } = useStore(connection);
   const { needed, wrong, generation } = useStore(auth);
-  const section = at.parts[0] ?? "runs";
+  const [section] = at.parts;
   useEffect(() => {
     const parts = at.parts.length > 1 ? `${at.parts[1]} · ` : "";
     document.title = `${parts}Dovetail`;

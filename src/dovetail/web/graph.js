@@ -1,6 +1,6 @@
 // The graph of a run: layers from left to right, drawn as SVG, only the nodes in view.
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./html.js";
-import { route, link } from "./route.js";
+import { go, link, route } from "./route.js";
 import { STATES } from "./ui.js";
 
 const WIDTH = 170;
@@ -122,7 +122,25 @@ export function Graph({ run, chosen }) {
       if (x + WIDTH >= left && x <= right && y + HEIGHT >= top && y <= bottom) seen.push(node);
     }
   }
-  const small = view && view.zoom < 0.35; // texts could not be read, and one path draws all edges
+  // Texts could not be read: one path draws all nodes of a state, however many are in view.
+  const small = view && view.zoom < 0.35;
+  const byState = new Map();
+  if (small) {
+    for (const node of seen) {
+      const { x, y } = drawn.at.get(node.id);
+      byState.set(node.status, `${byState.get(node.status) ?? ""}M${x} ${y}h${WIDTH}v${HEIGHT}h${-WIDTH}z`);
+    }
+  }
+  const pick = (event) => {
+    if (!small) return;
+    const box = frame.current.getBoundingClientRect();
+    const [x, y] = [(event.clientX - box.left - view.x) / view.zoom, (event.clientY - box.top - view.y) / view.zoom];
+    const hit = seen.find((node) => {
+      const at = drawn.at.get(node.id);
+      return x >= at.x && x <= at.x + WIDTH && y >= at.y && y <= at.y + HEIGHT;
+    });
+    if (hit) go(route.get().parts, { ...route.get().query, node: hit.id });
+  };
   const edges = [];
   if (view) {
     for (const node of seen) {
@@ -140,16 +158,17 @@ export function Graph({ run, chosen }) {
   return html`<div class="graph">
     <div class="bar"><button onClick=${() => zoomBy(1.3)} aria-label="Zoom in">+</button><button onClick=${() => zoomBy(1 / 1.3)} aria-label="Zoom out">−</button><button onClick=${fit}>Fit</button>
       <span class="count">${run.nodes.length.toLocaleString()} nodes</span></div>
-    <div class="canvas" ref=${frame} tabindex="0" role="group" aria-label="Graph; the arrow keys move it, plus and minus zoom" onKeyDown=${keys}
+    <div class="canvas" ref=${frame} tabindex="0" role="group" aria-label="Graph; the arrow keys move it, plus and minus zoom" onKeyDown=${keys} onClick=${pick}
       onPointerDown=${down} onPointerMove=${move} onPointerUp=${() => (drag.current = null)} onPointerCancel=${() => (drag.current = null)}>
       ${view && html`<svg width=${size.width} height=${size.height}><g transform=${`translate(${view.x} ${view.y}) scale(${view.zoom})`}>
         <path class="edges" d=${edges.join("")} />
-        ${seen.map((node) => {
+        ${small && [...byState].map(([state, d]) => html`<path key=${state} class="paint-${STATES[state][1]}" d=${d} />`)}
+        ${!small && seen.map((node) => {
           const { x, y } = drawn.at.get(node.id);
           const [icon, word] = STATES[node.status];
           return html`<a key=${node.id} href=${link(parts, { ...query, node: node.id })} aria-label=${`${node.id}, ${word}`} class=${`box box-${word}${chosen === node.id ? " chosen" : ""}`}>
             <rect x=${x} y=${y} width=${WIDTH} height=${HEIGHT} rx="6" />
-            ${!small && html`<text class="mark" x=${x + 10} y=${y + 22}>${icon}</text><text x=${x + 28} y=${y + 22}>${short(node.id)}<title>${node.id}: ${word}</title></text>`}
+            <text class="mark" x=${x + 10} y=${y + 22}>${icon}</text><text x=${x + 28} y=${y + 22}>${short(node.id)}<title>${node.id}: ${word}</title></text>
           </a>`;
         })}
       </g></svg>`}

@@ -23,7 +23,7 @@ export function useNode(runId, node) {
 export function Failure({ error }) {
   return html`<div class="failure">
     <p class="cause"><strong>${error.type}</strong>${error.message && html`: ${error.message}`}</p>
-    ${error.where && html`<p class="where">in <code>${error.where}</code></p>`}
+    ${error.where && html`<p class="where">at <code>${error.where}</code></p>`}
     ${error.traceback && html`<details class="traceback" open><summary>Traceback</summary><${Copy} text=${error.traceback} /><pre tabindex="0">${error.traceback}</pre></details>`}
   </div>`;
 }

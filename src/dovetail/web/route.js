@@ -7,7 +7,7 @@ window.addEventListener("hashchange", () => route.set(parse()));
 function parse() {
   const [place, query = ""] = location.hash.replace(/^#/, "").split("?");
   const parts = place.split("/").filter(Boolean).map(decoded);
-  return { parts, query: Object.fromEntries(new URLSearchParams(query)) };
+  return { parts: parts.length ? parts : ["runs"], query: Object.fromEntries(new URLSearchParams(query)) };
 }
 
 function decoded(part) {

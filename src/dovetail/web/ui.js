@@ -1,5 +1,5 @@
 // Parts that several screens use. Data is only ever a text node.
-import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
+import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./html.js";
 import { get, save } from "./api.js";
 
 // ── states: always a colour, an icon and a word ─────────────────────────────────────────
@@ -163,6 +163,7 @@ export function Rows({ items, height, row, own, follow, onLeaveEnd, label, role 
 
 const CHILDREN = 100;
 const LONG_TEXT = 2000;
+const SMALL = 3000; // a value of fewer characters is shown whole
 
 function isReference(value) {
   return value && typeof value === "object" && value.$output && typeof value.$output.href === "string";
@@ -204,7 +205,7 @@ export function Tree({ value, name, open }) {
   return html`<details class="tree" open=${isOpen} onToggle=${(event) => { event.stopPropagation(); setOpen(event.currentTarget.open); }}>
     <summary>${key}<span class="size">${isList ? "[" : "{"}${size}${isList ? "]" : "}"}</span></summary>
     ${isOpen && html`<div class="children">
-      ${entries.slice(0, shown).map(([inner, child]) => html`<${Tree} key=${inner} name=${inner} value=${child} />`)}
+      ${entries.slice(0, shown).map(([inner, child]) => html`<${Tree} key=${inner} name=${inner} value=${child} open=${open === "all" ? "all" : false} />`)}
       ${entries.length > shown && html`<button class="quiet" onClick=${() => setShown(shown + 1000)}>${entries.length - shown} more</button>`}
     </div>`}
   </details>`;
@@ -212,11 +213,12 @@ export function Tree({ value, name, open }) {
 
 export function Json({ title, value, file }) {
   const text = () => JSON.stringify(value, null, 2);
+  const isSmall = useMemo(() => (JSON.stringify(value) ?? "").length < SMALL, [value]);
   return html`<section class="json">
     <header><h3>${title}</h3>
       ${value !== null && value !== undefined && html`<${Copy} text=${text} />
       ${file && html`<button class="quiet" onClick=${() => save(new Blob([text()], { type: "application/json" }), file)}>Download</button>`}`}
     </header>
-    ${value === null || value === undefined ? html`<p class="none">none</p>` : html`<${Tree} value=${value} open />`}
+    ${value === null || value === undefined ? html`<p class="none">none</p>` : html`<${Tree} value=${value} open=${isSmall ? "all" : true} />`}
   </section>`;
 }
