@@ -8,14 +8,17 @@ import re
 import signal
 from hashlib import sha256
 from pathlib import Path
+from zipfile import ZipFile
 
 import httpx2
+from hatchling.builders.wheel import WheelBuilder
 from playwright.sync_api import expect
 
 from ..api.conftest import Server
 from .conftest import OpenPage, serve
 
-WEB = Path(__file__).resolve().parents[2] / "src" / "dovetail" / "web"
+ROOT = Path(__file__).resolve().parents[2]
+WEB = ROOT / "src" / "dovetail" / "web"
 MAX_BYTES = 100_000
 
 
@@ -66,6 +69,15 @@ def test_the_vendored_files_are_as_they_were_published() -> None:
             assert sha256((vendor / name).read_bytes()).hexdigest() == file["sha256"], name
             listed.add(name)
     assert {path.name for path in vendor.iterdir()} == listed
+
+
+def test_the_wheel_has_every_file_of_the_page(tmp_path: Path) -> None:
+    (wheel,) = WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
+    with ZipFile(wheel) as packed:
+        names = set(packed.namelist())
+    kept = {path.relative_to(WEB.parent) for path in WEB.rglob("*") if path.is_file()}
+    assert {f"dovetail/{path.as_posix()}" for path in kept} <= names
+    assert "dovetail/web/vendor/preact.LICENSE" in names
 
 
 def test_the_page_never_makes_markup_of_data_and_asks_no_other_server() -> None:
@@ -119,5 +131,10 @@ def test_an_open_page_survives_the_death_of_its_server(tmp_path: Path, open_page
         expect(page.get_by_text("The server does not answer.")).to_have_count(0)
         file.touch()
         expect(page.get_by_text("The run completed")).to_be_visible()
+        # It continued after the last event that it had: each is there once.
+        page.get_by_role("link", name="Events", exact=True).click()
+        expect(page.locator(".row.event").first).to_contain_text("run.completed")
+        numbers = page.locator(".c-seq").all_inner_texts()
+        assert numbers == [str(n) for n in range(len(numbers), 0, -1)]
     finally:
         server.close()

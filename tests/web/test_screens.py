@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -107,8 +108,7 @@ def test_a_failed_run_opens_on_its_cause_and_is_retried_in_three_clicks(
     # Colours are colours; other control characters are shown.
     expect(answer.locator(".ansi-red")).to_have_text("red")
     expect(answer.locator(".log")).to_contain_text("and \\x07")
-    with open(file, "w"):
-        pass
+    Path(file).touch()
     answer.get_by_role("button", name="Retry…").click()
     plan = page.locator(".plan")
     expect(plan).to_contain_text("Runs again (2)fetch report")
