@@ -143,6 +143,26 @@ def test_a_failed_run_is_forked_with_a_changed_definition_after_a_preview(
     assert run_id not in page.url
 
 
+def test_the_critical_path_of_a_run_is_two_clicks_away(server: Server, open_page: OpenPage) -> None:
+    nodes = [
+        node("quick", "gives", n=1),
+        node("slow", "sleep", seconds=0.4),
+        node("beside", "gives", "quick", n=2),
+        node("end", "gives", "slow", "quick", n=3),
+    ]
+    api = server.client()
+    run_id = api.post("/runs", {"definition": {"name": "chain", "nodes": nodes}})["run_id"]
+    api.finished(run_id)
+    page = open_page(f"{server.url}/#/runs/{run_id}")
+    page.get_by_role("link", name="Timeline").click()
+    rows = page.locator(".row.span")
+    expect(rows).to_have_count(4)
+    page.get_by_label("Only the critical path").check()
+    expect(rows).to_have_count(2)
+    expect(rows.first).to_contain_text("slow")
+    expect(rows.last).to_contain_text("end")
+
+
 def test_a_running_run_is_cancelled(server: Server, open_page: OpenPage) -> None:
     definition = {"name": "stuck", "nodes": [node("wait", "waits", file="never")]}
     run_id = server.client().post("/runs", {"definition": definition})["run_id"]
@@ -245,7 +265,7 @@ def test_a_phone_needs_no_sideways_scrolling(server: Server, open_page: OpenPage
     run_id, _ = failing(server, error="a" * 300)
     phone = {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark"}
     page = open_page(server.url, **phone)
-    parts = ["", "/nodes", "/nodes?node=fetch", "/graph", "/logs", "/events", "/data"]
+    parts = ["", "/nodes", "/nodes?node=fetch", "/graph", "/timeline", "/logs", "/events", "/data"]
     for place in ["runs", "workflows", *(f"runs/{run_id}{part}" for part in parts)]:
         page.goto(f"{server.url}/#/{place}")
         expect(page.locator("main")).to_be_visible()
@@ -259,7 +279,7 @@ def test_a_run_of_2000_nodes_has_a_bounded_document(server: Server, open_page: O
     run_id = server.client().post("/runs", body)["run_id"]
     server.client().finished(run_id)
     page = open_page(f"{server.url}/#/runs/{run_id}/nodes")
-    for part in ("nodes", "graph", "events"):
+    for part in ("nodes", "graph", "timeline", "events"):
         page.goto(f"{server.url}/#/runs/{run_id}/{part}")
         expect(page.locator(".content")).to_contain_text("2,000 nodes" if part == "graph" else "n")
         assert page.evaluate("document.querySelectorAll('*').length") < 1500, part

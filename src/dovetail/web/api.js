@@ -116,7 +116,8 @@ export const pause = (ms, signal) =>
 // Follows a stream of events until it has ended for good; comes back after a break where it was.
 // `onEvents` gets a list, all that came in one piece. Throws `Problem` for a refusal.
 // EventSource cannot send a token, so the frames are read here.
-export async function follow(where, { after, onEvents, onOpen, signal }) {
+// `first` stands for "after nothing": with it the server can say that a stream has ended for good.
+export async function follow(where, { after, first = null, onEvents, onOpen, signal }) {
   let last = after === undefined ? null : String(after);
   let failures = 0;
   while (!signal.aborted) {
@@ -135,7 +136,7 @@ export async function follow(where, { after, onEvents, onOpen, signal }) {
       if (signal.aborted || error.name === "AbortError") return;
       if (error instanceof Problem && error.status !== 0 && error.status !== 429 && error.status !== 503) throw error;
     }
-    last ??= "0";
+    last ??= first;
     await pause(Math.min(500 * 2 ** failures++, MAX_BACKOFF_MS), signal);
   }
 }

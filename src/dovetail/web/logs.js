@@ -25,6 +25,7 @@ export function useLog(runId, query, again) {
     const soon = () => (waiting ??= setTimeout(show, 60));
     follow(asked, {
       signal: leaving.signal,
+      first: "0",
       onOpen: soon,
       onEvents(more) {
         lines = lines.concat(more);

@@ -6,6 +6,7 @@ import { Graph } from "./graph.js";
 import { LogView } from "./logs.js";
 import { Failure, NodePanel, useNode } from "./node.js";
 import { link, setQuery } from "./route.js";
+import { Timeline } from "./timeline.js";
 import { Copy, Elapsed, Empty, Json, Loading, NODE_STATES, Rows, STATES, State, Tabs, Time, Trouble, isActive, useNarrow } from "./ui.js";
 
 const REFRESH_MS = 250; // at most four reads a second
@@ -63,6 +64,7 @@ function useRun(id) {
       try {
         await follow(`${where}/events`, {
           signal,
+          first: "0",
           after: events.length ? events.at(-1).seq : undefined,
           onOpen: refresh,
           onEvents(more) {
@@ -242,7 +244,7 @@ function Data({ run }) {
     <${Json} title="Result" value=${run.result} file=${`${run.run_id}-result.json`} /></div>`;
 }
 
-const TABS = [["", "Answer"], ["nodes", "Nodes"], ["graph", "Graph"], ["logs", "Logs"], ["events", "Events"], ["data", "Params and result"]];
+const TABS = [["", "Answer"], ["nodes", "Nodes"], ["graph", "Graph"], ["timeline", "Timeline"], ["logs", "Logs"], ["events", "Events"], ["data", "Params and result"]];
 
 export function RunScreen({ id, tab = "", query }) {
   const { run, error, events, turn, refresh } = useRun(id);
@@ -278,6 +280,7 @@ export function RunScreen({ id, tab = "", query }) {
       ${tab === "" && html`<${Answer} run=${run} open=${open} turn=${turn} />`}
       ${tab === "nodes" && html`<${Nodes} run=${run} query=${query} />`}
       ${tab === "graph" && html`<${Graph} run=${run} chosen=${chosen} />`}
+      ${tab === "timeline" && html`<${Timeline} run=${run} events=${events} chosen=${chosen} />`}
       ${tab === "logs" && html`<${LogView} runId=${id} query=${{ node: query.node, level: query.level, q: query.q, epoch: query.epoch, attempt: query.attempt }} set=${setQuery} nodes=${run.nodes.map((one) => one.id)} again=${turn} />`}
       ${tab === "events" && html`<${Events} run=${run} events=${events} query=${query} />`}
       ${tab === "data" && html`<${Data} run=${run} />`}

@@ -95,7 +95,13 @@ export function Dialog({ title, onClose, children }) {
 }
 
 export function Tabs({ label, items, current }) {
-  return html`<nav class="tabs" aria-label=${label}>
+  const bar = useRef(null);
+  // On a phone not all tabs fit: the current one is scrolled into view.
+  useLayoutEffect(() => {
+    const tab = bar.current.querySelector("[aria-current]");
+    if (tab) bar.current.scrollLeft = tab.offsetLeft - (bar.current.clientWidth - tab.offsetWidth) / 2;
+  }, [current]);
+  return html`<nav class="tabs" aria-label=${label} ref=${bar}>
     ${items.map(([key, words, href]) => html`<a key=${key} href=${href} aria-current=${key === current ? "page" : null}>${words}</a>`)}
   </nav>`;
 }
