@@ -79,7 +79,8 @@ class Checkout:
             text = f"# download: 1 MB, packages: 1\n{name}==1\n"
             (self.root / "requirements" / f"{name}.txt").write_text(text)
         self.add_tool("uv", UV)
-        for server in ("redis-server", "postgres", "initdb", "rabbitmq-server", "pgbouncer"):
+        servers = ("redis-server", "postgres", "initdb", "rabbitmq-server", "pgbouncer")
+        for server in (*servers, "chromium"):
             self.add_tool(server, "#!/bin/sh\n")
 
     def add_tool(self, name: str, text: str) -> None:

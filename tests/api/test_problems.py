@@ -203,8 +203,8 @@ def test_a_wrong_method_is_405_with_the_allowed_methods(
 
 @pytest.mark.parametrize(
     "path",
-    ["//", "//nothing", "//api/v1", "/", "/runs/", "/workflows/a%2fb", "/run", "//api/v2/runs",
-     "//docs/", "//health", "/%zz", "/runs/x/y", "//%2e%2e/etc/passwd"],
+    ["//index.html", "//nothing", "//api/v1", "/", "/runs/", "/workflows/a%2fb", "/run",
+     "//api/v2/runs", "//docs/", "//health", "/%zz", "/runs/x/y", "//%2e%2e/etc/passwd"],
 )  # fmt: skip
 def test_an_unknown_resource_is_404(api: Api, path: str) -> None:
     answer = api("GET", path)

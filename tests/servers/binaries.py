@@ -1,4 +1,4 @@
-"""Where the programs of Redis, PostgreSQL and RabbitMQ are on this machine.
+"""Where the programs of Redis, PostgreSQL and RabbitMQ, and a browser, are on this machine.
 
 Those of the system come first, then Debian's packages as `./dev` unpacked them without installing
 anything. It fetches nothing itself.
@@ -95,6 +95,24 @@ def find_rabbitmq() -> RabbitPrograms:
         f"no rabbitmq-server to start, or no Erlang for it: none on PATH, in /usr/lib/rabbitmq or "
         f"in {unpacked}, and {setting} names no server that runs. ./dev test fetches Debian's "
         f"{package}; to install it yourself also works"
+    )
+
+
+def find_browser() -> Program:
+    """Debian's Chromium. Its own script would read settings of the system; the program does not."""
+    installed = shutil.which("chromium", path=os.environ.get("PATH", os.defpath))
+    if installed is not None:
+        return Program(Path(installed), {})
+    folder = unpacked_folder() / "chromium"
+    path = folder / "usr" / "lib" / "chromium" / "chromium"
+    if path.exists():
+        found = _libraries(folder)["LD_LIBRARY_PATH"]
+        # PulseAudio has a part of its library in a folder below.
+        below = [str(each.parent) for each in folder.glob("usr/lib/*/*/libpulsecommon-*")]
+        return Program(path, {"LD_LIBRARY_PATH": ":".join([found, *below])}, folder)
+    raise NoServer(
+        f"no chromium to start: none on PATH or in {folder}. ./dev test fetches Debian's chromium; "
+        "to install it yourself also works"
     )
 
 

@@ -1,4 +1,4 @@
-"""The HTTP API as one ASGI application: every call under `/api/v1`, health, metrics and the docs.
+"""The HTTP API as one ASGI application: every call under `/api/v1`, health, metrics, docs, page.
 
 Each resource is a file with a router. This file adds what holds for all of them: problems for
 errors, the guard, and the request context.
@@ -28,6 +28,7 @@ from dovetail.api.connection import most_connections
 from dovetail.api.events import FRAME, Event
 from dovetail.api.logs import LOG_FRAME
 from dovetail.api.middleware import Answered, Compression, Heads, RequestContext
+from dovetail.api.page import Page
 from dovetail.api.problems import KIND_OF, RETRY_AFTER, URN, answer_problems
 from dovetail.api.responses import BATCH, PREFIX, RUN, ProblemDetails, header, json_answer
 from dovetail.api.security import OPEN_PATHS, Guard, Tokens, page_policy
@@ -96,6 +97,8 @@ def create_app(service: ApiService, version: str, answered: Answered | None = No
     for router, prefix in _ROUTERS:
         app.include_router(router, prefix=prefix, responses=_PROBLEM)
     describe(app, _ROUTERS)
+    page = Page()
+    app.router.routes.extend(page.routes)
     # Messages of a store name the place they are about, which is no business of a client.
     file = re.escape(str(service.settings.db))
     hidden = re.compile(rf" in ({file}|Redis( or .*)?|PostgreSQL at \S+)$")
@@ -109,6 +112,7 @@ def create_app(service: ApiService, version: str, answered: Answered | None = No
         ),
         hosts=[*settings.allowed_hosts, *service.hosts],
         tokens=Tokens(settings.tokens),
+        is_static=page.holds,
     )
     return RequestContext(Heads(guard), closing=service.closing, answered=answered)
 

@@ -160,7 +160,7 @@ class Compression:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not _reads_gzip(scope):
+        if scope["type"] != "http" or not reads_gzip(scope):
             await self._app(scope, receive, send)
             return
         held: Message | None = None
@@ -189,7 +189,7 @@ class Compression:
         await self._app(scope, receive, sending)
 
 
-def _reads_gzip(scope: Scope) -> bool:
+def reads_gzip(scope: Scope) -> bool:
     """Whether the client names it, or anything, and does not rule it out."""
     named: dict[bytes, bool] = {}
     for name, value in scope["headers"]:

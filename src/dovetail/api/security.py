@@ -9,7 +9,7 @@ from __future__ import annotations
 import hmac
 import re
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from hashlib import sha256
 from ipaddress import ip_address
@@ -102,10 +102,21 @@ def host_names(given: Iterable[str]) -> set[str]:
 
 
 class Guard:
-    """ASGI: lets a request through to the application, or answers it with 401 or 403."""
+    """ASGI: lets a request through to the application, or answers it with 401 or 403.
 
-    def __init__(self, app: ASGIApp, *, hosts: Iterable[str], tokens: Tokens) -> None:
+    `is_static` says whether a path is one of the page's static files, which need no token.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        hosts: Iterable[str],
+        tokens: Tokens,
+        is_static: Callable[[str], bool] = lambda path: False,
+    ) -> None:
         self._app = app
+        self._is_static = is_static
         self._hosts = host_names(host for host in hosts if host not in _EVERY_ADDRESS)
         self._tokens = tokens
 
@@ -133,7 +144,7 @@ class Guard:
             raise Refusal(400, words, {"Connection": "close"})
         host = self._check_host(given[b"host"])
         reads = scope["method"] in READING_METHODS
-        is_open = scope["path"] in OPEN_PATHS
+        is_open = scope["path"] in OPEN_PATHS or self._is_static(scope["path"])
         state = scope.setdefault("state", {})
         if self._tokens and not is_open:
             only_reads = reads or scope["path"] in READING_POSTS

@@ -1,0 +1,186 @@
+// The API of the server that gave out this page: calls, streams, the token, the connection.
+import { createStore } from "./store.js";
+
+const PREFIX = "/api/v1";
+const TOKEN = "dovetail.token";
+const SILENCE_MS = 40000; // the server sends a comment every 15 s
+const MAX_BACKOFF_MS = 5000;
+
+// Whether the server answers. `generation` grows with each new token: screens then load anew.
+export const connection = createStore({ lost: false });
+export const auth = createStore({ needed: false, wrong: false, generation: 0 });
+
+export class Problem extends Error {
+  constructor(status, detail, errors) {
+    super(detail);
+    this.status = status;
+    this.errors = errors || [];
+  }
+}
+
+function token() {
+  return sessionStorage.getItem(TOKEN);
+}
+
+export function useToken(given) {
+  sessionStorage.setItem(TOKEN, given);
+  auth.set({ needed: false, wrong: false, generation: auth.get().generation + 1 });
+}
+
+export function forgetToken() {
+  sessionStorage.removeItem(TOKEN);
+  auth.set({ needed: true, wrong: false, generation: auth.get().generation });
+}
+
+export function hasToken() {
+  return token() !== null;
+}
+
+export const path = (...parts) => parts.map((part) => "/" + encodeURIComponent(part)).join("");
+
+export function withQuery(base, query) {
+  const given = Object.entries(query).filter(([, value]) => value !== undefined && value !== null && value !== "");
+  return given.length ? `${base}?${new URLSearchParams(given)}` : base;
+}
+
+async function send(method, where, { body, headers = {}, signal } = {}) {
+  const sent = { ...headers };
+  if (token() !== null) sent.Authorization = `Bearer ${token()}`;
+  if (body !== undefined && typeof body !== "string") {
+    sent["Content-Type"] = "application/json";
+    body = JSON.stringify(body);
+  }
+  let reply;
+  try {
+    reply = await fetch(where.startsWith(PREFIX) ? where : PREFIX + where, { method, headers: sent, body, signal, cache: "no-store" });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    connection.set({ lost: true });
+    throw new Problem(0, "The server does not answer.");
+  }
+  if (connection.get().lost) connection.set({ lost: false });
+  if (reply.ok || reply.status === 304) return reply;
+  let problem = {};
+  try {
+    problem = await reply.json();
+  } catch {
+    // A proxy may reply with something else than a problem.
+  }
+  if (reply.status === 401) {
+    auth.set({ needed: true, wrong: token() !== null, generation: auth.get().generation });
+  }
+  throw new Problem(reply.status, sentence(problem.detail || `The server replied with status ${reply.status}.`), problem.errors);
+}
+
+function sentence(text) {
+  const whole = text.charAt(0).toUpperCase() + text.slice(1);
+  return /[.!?…]$/.test(whole) ? whole : whole + ".";
+}
+
+export async function get(where, signal) {
+  return (await send("GET", where, { signal })).json();
+}
+
+// A read that is repeated: gives back `known.value` itself if the server says that it is the same.
+export async function reread(where, known, signal) {
+  const headers = known && known.tag ? { "If-None-Match": known.tag } : {};
+  const reply = await send("GET", where, { headers, signal });
+  if (reply.status === 304) return known;
+  return { value: await reply.json(), tag: reply.headers.get("ETag") };
+}
+
+export async function post(where, body, headers) {
+  const reply = await send("POST", where, { body, headers });
+  return reply.status === 204 ? null : reply.json();
+}
+
+export async function download(where, accept, name) {
+  const reply = await send("GET", where, { headers: { Accept: accept } });
+  save(await reply.blob(), name);
+}
+
+export function save(blob, name) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(blob);
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+export const pause = (ms, signal) =>
+  new Promise((resolve) => {
+    const timer = setTimeout(resolve, ms);
+    signal?.addEventListener("abort", () => { clearTimeout(timer); resolve(); }, { once: true });
+  });
+
+// Follows a stream of events until it has ended for good; comes back after a break where it was.
+// `onEvents` gets a list, all that came in one piece. Throws `Problem` for a refusal.
+// EventSource cannot send a token, so the frames are read here.
+// `first` stands for "after nothing": with it the server can say that a stream has ended for good.
+export async function follow(where, { after, first = null, onEvents, onOpen, signal }) {
+  let last = after === undefined ? null : String(after);
+  let failures = 0;
+  while (!signal.aborted) {
+    const headers = { Accept: "text/event-stream" };
+    if (last !== null) headers["Last-Event-ID"] = last;
+    try {
+      const reply = await send("GET", where, { headers, signal });
+      if (reply.status === 204) return;
+      failures = 0;
+      onOpen?.();
+      for await (const frames of framesOf(reply.body, signal)) {
+        last = frames.at(-1).id ?? last;
+        onEvents(frames.map((frame) => JSON.parse(frame.data)));
+      }
+    } catch (error) {
+      if (signal.aborted || error.name === "AbortError") return;
+      if (error instanceof Problem && error.status !== 0 && error.status !== 429 && error.status !== 503) throw error;
+    }
+    last ??= first;
+    await pause(Math.min(500 * 2 ** failures++, MAX_BACKOFF_MS), signal);
+  }
+}
+
+async function* framesOf(body, signal) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  try {
+    while (true) {
+      const { done, value } = await withDeadline(reader.read(), signal);
+      if (done) return;
+      text += value;
+      const parts = text.split("\n\n");
+      text = parts.pop();
+      const frames = parts.map(frameOf).filter((frame) => frame.data !== null);
+      if (frames.length) yield frames;
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+function withDeadline(reading, signal) {
+  return new Promise((resolve, reject) => {
+    const timer = setTimeout(() => reject(new Problem(0, "The stream is silent.")), SILENCE_MS);
+    const stop = () => reject(new DOMException("left", "AbortError"));
+    signal.addEventListener("abort", stop, { once: true });
+    reading.then(resolve, () => reject(new Problem(0, "The stream broke off."))).finally(() => {
+      clearTimeout(timer);
+      signal.removeEventListener("abort", stop);
+    });
+  });
+}
+
+function frameOf(text) {
+  const frame = { id: null, data: null };
+  for (const line of text.split("\n")) {
+    if (line.startsWith("id: ")) frame.id = line.slice(4);
+    else if (line.startsWith("data: ")) frame.data = line.slice(6);
+  }
+  return frame;
+}
+
+// A repeated request with the same key makes no second run. `randomUUID` needs a secure context.
+export function newKey() {
+  return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+}

@@ -1,0 +1,103 @@
+// The log of a run or of one node: live, filtered by the server, only the lines in view drawn.
+import { html, useEffect, useRef, useState } from "./html.js";
+import { download, follow, path, withQuery } from "./api.js";
+import { pieces } from "./ansi.js";
+import { Copy, Empty, Rows, Trouble } from "./ui.js";
+
+const LINE_PX = 20;
+const MAX_LINES = 50000;
+const MAX_WRAPPED = 1000; // wrapped lines have different heights, so all of them are drawn
+const LEVELS = ["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"];
+
+// All lines of this query, as they come. The stream ends with the run; `again` starts it anew.
+export function useLog(runId, query, again) {
+  const [state, setState] = useState({ lines: [], error: null, loaded: false });
+  const asked = withQuery(path("runs", runId, "logs"), query);
+  useEffect(() => {
+    const leaving = new AbortController();
+    let lines = [];
+    let waiting = null;
+    setState({ lines, error: null, loaded: false });
+    const show = () => {
+      waiting = null;
+      setState({ lines, error: null, loaded: true });
+    };
+    const soon = () => (waiting ??= setTimeout(show, 60));
+    follow(asked, {
+      signal: leaving.signal,
+      first: "0",
+      onOpen: soon,
+      onEvents(more) {
+        lines = lines.concat(more);
+        if (lines.length > MAX_LINES) lines = lines.slice(-MAX_LINES);
+        soon();
+      },
+    }).then(show, (error) => setState({ lines, error, loaded: true }));
+    return () => {
+      leaving.abort();
+      clearTimeout(waiting);
+    };
+  }, [asked, again]);
+  return state;
+}
+
+const clock = (time) => time.slice(11, 23);
+
+function plain(line) {
+  const fields = line.fields ? " " + JSON.stringify(line.fields) : "";
+  return `${line.time} ${line.level} ${line.node ?? ""} ${line.message}${fields}`;
+}
+
+export function Line({ line, withNode }) {
+  const fields = line.fields && Object.keys(line.fields).length > 0;
+  return html`<div class="line level-${line.level.toLowerCase()}" role="listitem">
+    <span class="at" title=${line.time}>${clock(line.time)}</span>
+    <span class="level">${line.level}</span>
+    ${withNode && html`<span class="from">${line.node ?? ""}${line.item === null || line.item === undefined ? "" : `[${line.item}]`}</span>`}
+    <span class="message">${pieces(line.message).map((piece) => html`<span class=${piece.classes || null}>${piece.text}</span>`)}
+      ${fields && html` <span class="fields">${JSON.stringify(line.fields)}</span>`}</span>
+  </div>`;
+}
+
+// `query`: node, epoch, attempt, level, q. `set` changes it, in the address.
+export function LogView({ runId, query, set, nodes, again, compact }) {
+  const { lines, error, loaded } = useLog(runId, query, again);
+  const [following, setFollowing] = useState(true);
+  const [wrap, setWrap] = useState(false);
+  const withNode = !query.node;
+  const search = useRef(null);
+  const searched = (event) => {
+    clearTimeout(search.current);
+    const q = event.currentTarget.value;
+    search.current = setTimeout(() => set({ q }), 250);
+  };
+  const wrapped = lines.slice(-MAX_WRAPPED);
+  const height = LINE_PX;
+  return html`<div class=${compact ? "log compact" : "log"}>
+    <div class="bar">
+      ${nodes && html`<label>Node <select value=${query.node || ""} onChange=${(e) => set({ node: e.currentTarget.value, attempt: "" })}>
+        <option value="">all</option>
+        ${nodes.map((id) => html`<option value=${id}>${id}</option>`)}
+      </select></label>`}
+      ${set && html`<label>Level <select value=${query.level || ""} onChange=${(e) => set({ level: e.currentTarget.value })}>
+        <option value="">all</option>
+        ${LEVELS.map((level) => html`<option value=${level}>${level.toLowerCase()}</option>`)}
+      </select></label>
+      <input type="search" placeholder="Search the log" aria-label="Search the log" value=${query.q || ""} onInput=${searched} />`}
+      <label><input type="checkbox" checked=${following} onChange=${(e) => setFollowing(e.currentTarget.checked)} /> Follow</label>
+      <label><input type="checkbox" checked=${wrap} onChange=${(e) => setWrap(e.currentTarget.checked)} /> Wrap</label>
+      <${Copy} text=${() => lines.map(plain).join("\n")} />
+      <button class="quiet" onClick=${() => download(withQuery(path("runs", runId, "logs"), query), "text/plain", `${runId}.log`)}>Download</button>
+      <span class="count">${lines.length.toLocaleString()} ${lines.length === 1 ? "line" : "lines"}</span>
+    </div>
+    <${Trouble} error=${error} />
+    ${loaded && !error && lines.length === 0 && html`<${Empty}>
+      ${query.q || query.level ? "No line matches." : "Nothing was logged. What a handler logs or prints is shown here while it runs."}<//>`}
+    ${lines.length > 0 && (wrap
+      ? html`<div class="rows own wrapped" tabindex="0" aria-label="Log">
+          ${lines.length > MAX_WRAPPED && html`<p class="none">The last ${MAX_WRAPPED.toLocaleString()} lines; without Wrap all are here.</p>`}
+          ${wrapped.map((line) => html`<${Line} line=${line} withNode=${withNode} />`)}</div>`
+      : html`<${Rows} own label="Log" items=${lines} height=${height} follow=${following} onLeaveEnd=${() => setFollowing(false)}
+          row=${(line) => html`<${Line} line=${line} withNode=${withNode} />`} />`)}
+  </div>`;
+}

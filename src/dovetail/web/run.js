@@ -1,0 +1,295 @@
+// One run. It opens on the answer: why it failed, what it waits for, or its result.
+import { html, useEffect, useMemo, useRef, useState } from "./html.js";
+import { follow, get, path, pause, reread } from "./api.js";
+import { CancelDialog, ForkDialog, RetryDialog } from "./actions.js";
+import { Graph } from "./graph.js";
+import { LogView } from "./logs.js";
+import { Failure, NodePanel, useNode } from "./node.js";
+import { link, setQuery } from "./route.js";
+import { Timeline } from "./timeline.js";
+import { Copy, Elapsed, Empty, Json, Loading, NODE_STATES, Rows, STATES, State, Tabs, Time, Trouble, isActive, useNarrow } from "./ui.js";
+
+const REFRESH_MS = 250; // at most four reads a second
+const IDLE_MS = 5000;
+
+// The run, read again after its events. A large run takes longer to read, and is read less often.
+function useRun(id) {
+  const [state, setState] = useState({ run: null, error: null, events: [], turn: 0 });
+  const control = useRef(null);
+  useEffect(() => {
+    const leaving = new AbortController();
+    const { signal } = leaving;
+    const where = path("runs", id);
+    let known = null;
+    let events = [];
+    let wanted = true;
+    let wake = () => {};
+    const refresh = () => {
+      wanted = true;
+      wake();
+    };
+    async function reading() {
+      while (!signal.aborted) {
+        if (!wanted) {
+          // A finished run can be retried from elsewhere.
+          await Promise.race([new Promise((resolve) => (wake = resolve)), pause(IDLE_MS, signal)]);
+          if (signal.aborted || (document.hidden && !wanted)) continue;
+        }
+        wanted = false;
+        const began = performance.now();
+        try {
+          const before = known;
+          known = await reread(where, known, signal);
+          if (known !== before) {
+            const run = known.value;
+            const reopened = before && !isActive(before.value) && isActive(run);
+            setState((now) => ({ run, error: null, events, turn: now.turn + (reopened ? 1 : 0) }));
+            if (isActive(run) && !following) watch();
+          } else {
+            setState((now) => (now.error || now.events !== events ? { ...now, error: null, events } : now));
+          }
+        } catch (error) {
+          if (signal.aborted) return;
+          // What is known stays on the screen while the server is away.
+          setState((now) => (error.status === 0 && now.run ? now : { ...now, error }));
+          if (error.status === 0) wanted = true;
+          await pause(1000, signal);
+        }
+        await pause(Math.max(REFRESH_MS, 4 * (performance.now() - began)), signal);
+      }
+    }
+    let following = false;
+    async function watch() {
+      following = true;
+      try {
+        await follow(`${where}/events`, {
+          signal,
+          first: "0",
+          after: events.length ? events.at(-1).seq : undefined,
+          onOpen: refresh,
+          onEvents(more) {
+            events = events.concat(more);
+            refresh();
+          },
+        });
+      } catch {
+        // The reading above says what is wrong.
+      }
+      following = false;
+      refresh();
+    }
+    watch();
+    reading();
+    control.current = refresh;
+    return () => leaving.abort();
+  }, [id]);
+  return { ...state, refresh: () => control.current() };
+}
+
+function counts(nodes) {
+  const found = {};
+  for (const node of nodes) found[node.status] = (found[node.status] ?? 0) + 1;
+  return found;
+}
+
+function Progress({ run }) {
+  const found = counts(run.nodes);
+  const order = ["COMPLETED", "SKIPPED", "FAILED", "CANCELLED", "RUNNING", "QUEUED", "PENDING"].filter((state) => found[state]);
+  return html`<div class="progress">
+    <div class="track" aria-hidden="true">${order.map((state) => html`<span class="fill-${STATES[state][1]}" style=${{ flexGrow: found[state] }}></span>`)}</div>
+    <p>${order.map((state) => html`<a href=${link(["runs", run.run_id, "nodes"], { state })}><span class="icon state-${STATES[state][1]}" aria-hidden="true">${STATES[state][0]}</span> ${found[state]} ${STATES[state][1]}</a> `)}</p>
+  </div>`;
+}
+
+// ── the answer ──────────────────────────────────────────────────────────────────────────
+
+function culprit(run) {
+  const named = run.error?.node && run.nodes.find((node) => node.id === run.error.node);
+  return named || run.nodes.find((node) => node.status === "FAILED" && node.error);
+}
+
+function FailedAnswer({ run, open, turn }) {
+  const node = culprit(run);
+  if (!node) {
+    return html`<section class="answer"><h2>The run failed</h2>${run.error && html`<${Failure} error=${run.error} />`}
+      <div class="actions"><button class="primary" onClick=${() => open("retry")}>Retry…</button><button onClick=${() => open("fork")}>Fork…</button></div></section>`;
+  }
+  return html`<${FailedNode} run=${run} node=${node} open=${open} turn=${turn} />`;
+}
+
+function FailedNode({ run, node, open, turn }) {
+  const { detail, error } = useNode(run.run_id, node);
+  const attempt = detail?.attempts.at(-1);
+  const behind = run.nodes.filter((one) => one.cause === node.id && one.id !== node.id).length;
+  const query = attempt ? { node: node.id, epoch: attempt.epoch, attempt: attempt.attempt } : { node: node.id };
+  return html`<section class="answer">
+    <h2>The node <a href=${link(["runs", run.run_id], { node: node.id })}>${node.id}</a> failed${attempt && attempt.attempt > 1 ? ` at attempt ${attempt.attempt}` : ""}</h2>
+    <${Failure} error=${attempt?.error ?? node.error ?? run.error} />
+    <${Trouble} error=${error} />
+    ${behind > 0 && html`<p>${behind} ${behind === 1 ? "node" : "nodes"} behind it did not run.</p>`}
+    <div class="actions">
+      <button class="primary" onClick=${() => open("retry")}>Retry…</button>
+      <button onClick=${() => open("retry", node.id)}>Retry from here…</button>
+      <button onClick=${() => open("fork")}>Fork with a changed definition…</button>
+    </div>
+    <h3>Its log</h3>
+    <${LogView} compact runId=${run.run_id} query=${query} again=${turn} />
+  </section>`;
+}
+
+const MAX_REASONS = 50;
+const FIRST_REASONS = ["running", "rate_limited", "backing_off", "no_worker", "max_concurrency", "queued", "damaged", "waiting_for_parents"];
+
+function RunningAnswer({ run }) {
+  const [state, setState] = useState({ found: null, error: null });
+  useEffect(() => {
+    const leaving = new AbortController();
+    const read = () => get(path("runs", run.run_id, "explain"), leaving.signal).then(
+      (found) => setState({ found, error: null }),
+      (error) => leaving.signal.aborted || setState((now) => (error.status === 0 ? now : { ...now, error })),
+    );
+    read();
+    const timer = setInterval(read, 2000);
+    return () => {
+      clearInterval(timer);
+      leaving.abort();
+    };
+  }, [run]);
+  const { found, error } = state;
+  const nodes = found && [...found.nodes].sort((a, b) => FIRST_REASONS.indexOf(a.code) - FIRST_REASONS.indexOf(b.code));
+  return html`<section class="answer"><h2>What it waits for</h2>
+    <${Trouble} error=${error} />
+    ${!found && !error && html`<${Loading} />`}
+    ${found?.damage?.length > 0 && html`<p class="trouble">${found.damage[0]}</p>`}
+    ${nodes && nodes.length === 0 && html`<p>It is about to finish.</p>`}
+    ${nodes && html`<ul class="plain reasons">${nodes.slice(0, MAX_REASONS).map((node) => html`<li key=${node.id}><${State} of=${node.status} />
+      <a href=${link(["runs", run.run_id], { node: node.id })}>${node.id}</a> <span>${node.why}</span></li>`)}</ul>
+      ${nodes.length > MAX_REASONS && html`<p><a href=${link(["runs", run.run_id, "nodes"], { hide: "1" })}>${nodes.length - MAX_REASONS} more</a></p>`}`}
+  </section>`;
+}
+
+function Answer({ run, open, turn }) {
+  if (run.status === "FAILED") return html`<${FailedAnswer} run=${run} open=${open} turn=${turn} />`;
+  if (isActive(run)) return html`<${RunningAnswer} run=${run} />`;
+  const allowed = run.nodes.filter((node) => node.status === "FAILED");
+  if (run.status === "CANCELLED") {
+    return html`<section class="answer"><h2>The run was cancelled</h2><p>A retry goes on where it stopped.</p>
+      <div class="actions"><button class="primary" onClick=${() => open("retry")}>Retry…</button><button onClick=${() => open("fork")}>Fork…</button></div></section>`;
+  }
+  return html`<section class="answer"><h2>The run completed</h2>
+    ${allowed.length > 0 && html`<p>${allowed.length} ${allowed.length === 1 ? "failure was" : "failures were"} allowed: ${allowed.slice(0, 10).map((node) => html`<a href=${link(["runs", run.run_id], { node: node.id })}>${node.id}</a> `)}</p>`}
+    <${Json} title="Result" value=${run.result} file=${`${run.run_id}-result.json`} /></section>`;
+}
+
+// ── the other tabs ──────────────────────────────────────────────────────────────────────
+
+function Nodes({ run, query }) {
+  const narrow = useNarrow();
+  const found = counts(run.nodes);
+  const wanted = (query.q || "").toLowerCase();
+  const shown = useMemo(() => run.nodes.filter((node) =>
+    (!query.state || node.status === query.state) &&
+    (!query.hide || (node.status !== "COMPLETED" && node.status !== "SKIPPED")) &&
+    (!wanted || node.id.toLowerCase().includes(wanted) || node.handler.toLowerCase().includes(wanted))), [run, query.state, query.hide, wanted]);
+  return html`<div>
+    <div class="bar" role="search">
+      <div class="chips" role="group" aria-label="State">
+        <button class="chip" aria-pressed=${!query.state} onClick=${() => setQuery({ state: "" })}>all ${run.nodes.length}</button>
+        ${NODE_STATES.filter((state) => found[state] || query.state === state).map((state) => html`<button class="chip" aria-pressed=${query.state === state} onClick=${() => setQuery({ state })}>
+          <span class="icon state-${STATES[state][1]}" aria-hidden="true">${STATES[state][0]}</span>${STATES[state][1]} ${found[state] ?? 0}</button>`)}
+      </div>
+      <input type="search" aria-label="Search nodes" placeholder="Node or handler" value=${query.q || ""} onInput=${(e) => setQuery({ q: e.currentTarget.value })} />
+      <label><input type="checkbox" checked=${Boolean(query.hide)} onChange=${(e) => setQuery({ hide: e.currentTarget.checked ? "1" : "" })} /> Hide completed</label>
+    </div>
+    ${shown.length === 0 && html`<${Empty}>No node matches. <button onClick=${() => setQuery({ state: "", q: "", hide: "" })}>Show all nodes</button><//>`}
+    <${Rows} items=${shown} height=${narrow ? 60 : 36} label="Nodes" row=${(node) => html`<div class="row node" role="listitem" key=${node.id}>
+      <a class="cover" href=${link(["runs", run.run_id, "nodes"], { ...query, node: node.id })} aria-current=${query.node === node.id ? "true" : null}>
+        <span class="c-state"><${State} of=${node.status} /></span>
+        <span class="c-name">${node.id}</span>
+        <span class="c-id">${node.handler}</span>
+        <span class="c-error">${node.error?.message ?? node.reason?.replaceAll("_", " ") ?? ""}</span>
+        <span class="c-time">${node.attempt > 1 ? `${node.attempt} attempts` : ""}</span>
+        <span class="c-duration"><${Elapsed} from=${node.started_at} to=${node.finished_at} seconds=${node.duration} /></span>
+      </a></div>`} />
+  </div>`;
+}
+
+function eventWords(event) {
+  const { seq, time, type, epoch, node, attempt, ...rest } = event;
+  return Object.keys(rest).length ? JSON.stringify(rest) : "";
+}
+
+function Events({ run, events, query }) {
+  const narrow = useNarrow();
+  const wanted = (query.q || "").toLowerCase();
+  const shown = useMemo(() => {
+    const found = wanted ? events.filter((event) => event.type.includes(wanted) || (event.node || "").toLowerCase().includes(wanted)) : [...events];
+    return found.reverse();
+  }, [events, wanted]);
+  return html`<div>
+    <div class="bar" role="search"><input type="search" aria-label="Search events" placeholder="Type or node" value=${query.q || ""} onInput=${(e) => setQuery({ q: e.currentTarget.value })} />
+      <span class="count">${shown.length.toLocaleString()} ${shown.length === 1 ? "event" : "events"}, newest first</span></div>
+    ${shown.length === 0 && html`<${Empty}>No event matches.<//>`}
+    <${Rows} items=${shown} height=${narrow ? 60 : 32} label="Events" row=${(event) => html`<div class="row event" role="listitem" key=${event.seq}>
+      <span class="c-seq">${event.seq}</span>
+      <span class="c-time"><time title=${event.time}>${event.time.slice(11, 23)}</time></span>
+      <span class="c-state"><code>${event.type}</code></span>
+      <span class="c-name">${event.node && html`<a href=${link(["runs", run.run_id, "events"], { ...query, node: event.node })}>${event.node}</a>`}</span>
+      <span class="c-error">${eventWords(event)}</span></div>`} />
+  </div>`;
+}
+
+function Data({ run }) {
+  return html`<div><${Json} title="Params" value=${run.params} file=${`${run.run_id}-params.json`} />
+    <${Json} title="Result" value=${run.result} file=${`${run.run_id}-result.json`} /></div>`;
+}
+
+const TABS = [["", "Answer"], ["nodes", "Nodes"], ["graph", "Graph"], ["timeline", "Timeline"], ["logs", "Logs"], ["events", "Events"], ["data", "Params and result"]];
+
+export function RunScreen({ id, tab = "", query }) {
+  const { run, error, events, turn, refresh } = useRun(id);
+  const [dialog, setDialog] = useState(null);
+  const open = (kind, from) => setDialog({ kind, from });
+  const close = () => setDialog(null);
+  if (!run) {
+    return html`<main tabindex="-1"><h1>Run ${id.slice(0, 8)}</h1>
+      ${error ? html`<${Trouble} error=${error} again=${refresh} /><p><a href=${link(["runs"])}>All runs</a></p>` : html`<${Loading} />`}</main>`;
+  }
+  const { node: chosen, ...rest } = query;
+  // The log has its own choice of a node; every other tab opens the panel.
+  const node = chosen && tab !== "logs" ? run.nodes.find((one) => one.id === chosen) : null;
+  const kept = tab === "logs" ? {} : { node: chosen };
+  return html`<main tabindex="-1" class=${node ? "with-panel" : null}>
+    <div class="title">
+      <h1>${run.workflow}${run.version ? html` <small>v${run.version}</small>` : null}</h1><${State} of=${run.status} />
+      <span class="grow"></span>
+      <div class="actions">
+        ${(run.status === "FAILED" || run.status === "CANCELLED") && html`<button onClick=${() => open("retry")}>Retry…</button>`}
+        ${isActive(run) && html`<button onClick=${() => open("cancel")}>Cancel…</button>`}
+        <button onClick=${() => open("fork")}>Fork…</button>
+      </div>
+    </div>
+    <p class="facts"><code>${run.run_id}</code> <${Copy} text=${run.run_id} />
+      · <${Time} at=${run.created_at} /> · <${Elapsed} from=${run.started_at ?? run.created_at} to=${run.finished_at} seconds=${run.duration} />
+      ${run.epoch > 1 && ` · epoch ${run.epoch}`}
+      ${run.forked_from && html` · fork of <a href=${link(["runs", run.forked_from])}><code>${run.forked_from.slice(0, 8)}</code></a>`}</p>
+    <${Progress} run=${run} />
+    <${Tabs} label="Parts of the run" current=${tab} items=${TABS.map(([key, words]) => [key, words, link(["runs", id, ...(key ? [key] : [])], key === "logs" ? { node: chosen } : kept)])} />
+    <${Trouble} error=${error} />
+    <div class="split"><div class="content">
+      ${tab === "" && html`<${Answer} run=${run} open=${open} turn=${turn} />`}
+      ${tab === "nodes" && html`<${Nodes} run=${run} query=${query} />`}
+      ${tab === "graph" && html`<${Graph} run=${run} chosen=${chosen} />`}
+      ${tab === "timeline" && html`<${Timeline} run=${run} events=${events} chosen=${chosen} />`}
+      ${tab === "logs" && html`<${LogView} runId=${id} query=${{ node: query.node, level: query.level, q: query.q, epoch: query.epoch, attempt: query.attempt }} set=${setQuery} nodes=${run.nodes.map((one) => one.id)} again=${turn} />`}
+      ${tab === "events" && html`<${Events} run=${run} events=${events} query=${query} />`}
+      ${tab === "data" && html`<${Data} run=${run} />`}
+      ${!TABS.some(([key]) => key === tab) && html`<${Empty}>There is no such part. <a href=${link(["runs", id])}>The answer</a><//>`}
+    </div>
+    ${node && html`<${NodePanel} key=${node.id} run=${run} node=${node} query=${{ tab, rest }} again=${turn} retry=${(from) => open("retry", from)} fork=${(from) => open("fork", from)} />`}
+    </div>
+    ${dialog?.kind === "retry" && html`<${RetryDialog} run=${run} from=${dialog.from} onClose=${close} onDone=${refresh} />`}
+    ${dialog?.kind === "cancel" && html`<${CancelDialog} run=${run} onClose=${close} onDone=${refresh} />`}
+    ${dialog?.kind === "fork" && html`<${ForkDialog} run=${run} from=${dialog.from} onClose=${close} />`}
+  </main>`;
+}

@@ -1,0 +1,230 @@
+// Parts that several screens use. Data is only ever a text node.
+import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./html.js";
+import { get, save } from "./api.js";
+
+// ── states: always a colour, an icon and a word ─────────────────────────────────────────
+
+export const STATES = {
+  PENDING: ["○", "pending"],
+  QUEUED: ["◔", "queued"],
+  RUNNING: ["▶", "running"],
+  COMPLETED: ["✓", "completed"],
+  FAILED: ["✕", "failed"],
+  SKIPPED: ["»", "skipped"],
+  CANCELLED: ["⊘", "cancelled"],
+  LOST: ["?", "lost"],
+};
+export const RUN_STATES = ["PENDING", "RUNNING", "COMPLETED", "FAILED", "CANCELLED"];
+export const NODE_STATES = ["FAILED", "RUNNING", "QUEUED", "PENDING", "CANCELLED", "SKIPPED", "COMPLETED"];
+
+export function State({ of }) {
+  const [icon, word] = STATES[of] || ["?", String(of).toLowerCase()];
+  return html`<span class="state state-${word}"><span class="icon" aria-hidden="true">${icon}</span>${word}</span>`;
+}
+
+export const isActive = (run) => run.status === "PENDING" || run.status === "RUNNING";
+
+// ── times ───────────────────────────────────────────────────────────────────────────────
+
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined) return "";
+  if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
+  if (seconds < 60) return `${seconds.toFixed(1)} s`;
+  const whole = Math.round(seconds);
+  if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
+  if (whole < 86400) return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
+  return `${Math.floor(whole / 86400)} d ${Math.floor((whole % 86400) / 3600)} h`;
+}
+
+const CLOCK = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
+const DAY = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", hour12: false });
+
+export function Time({ at }) {
+  if (!at) return "";
+  const time = new Date(at);
+  const today = time.toDateString() === new Date().toDateString();
+  return html`<time datetime=${at} title=${at}>${(today ? CLOCK : DAY).format(time)}</time>`;
+}
+
+// The time since then, which goes on while nothing has ended.
+export function Elapsed({ from, to, seconds }) {
+  const [, tick] = useState(0);
+  const goes = from && !to;
+  useEffect(() => {
+    if (!goes) return undefined;
+    const timer = setInterval(() => tick((n) => n + 1), 1000);
+    return () => clearInterval(timer);
+  }, [goes]);
+  if (seconds !== null && seconds !== undefined) return duration(seconds);
+  return from ? duration(Math.max(0, (new Date(to || Date.now()) - new Date(from)) / 1000)) : "";
+}
+
+// ── buttons, messages, dialogs ──────────────────────────────────────────────────────────
+
+export function Copy({ text, label = "Copy" }) {
+  const [done, setDone] = useState(false);
+  const copy = async () => {
+    await navigator.clipboard.writeText(typeof text === "function" ? text() : text);
+    setDone(true);
+    setTimeout(() => setDone(false), 1500);
+  };
+  return html`<button class="quiet" onClick=${copy}>${done ? "Copied" : label}</button>`;
+}
+
+export function Trouble({ error, again }) {
+  if (!error) return null;
+  return html`<div class="trouble" role="alert">
+    <p>${error.message}</p>
+    ${error.errors?.length > 0 && html`<ul>${error.errors.map((one) => html`<li><code>${one.path}</code> ${one.message}</li>`)}</ul>`}
+    ${again && html`<button onClick=${again}>Try again</button>`}
+  </div>`;
+}
+
+export const Empty = ({ children }) => html`<div class="empty">${children}</div>`;
+export const Loading = () => html`<p class="loading" role="status">Loading…</p>`;
+
+export function Dialog({ title, onClose, children }) {
+  const element = useRef(null);
+  useLayoutEffect(() => {
+    element.current.showModal();
+  }, []);
+  return html`<dialog ref=${element} aria-label=${title} onClose=${onClose}>
+    <header><h2>${title}</h2><button class="quiet" aria-label="Close" onClick=${() => element.current.close()}>✕</button></header>
+    ${children}
+  </dialog>`;
+}
+
+export function Tabs({ label, items, current }) {
+  const bar = useRef(null);
+  // On a phone not all tabs fit: the current one is scrolled into view.
+  useLayoutEffect(() => {
+    const tab = bar.current.querySelector("[aria-current]");
+    if (tab) bar.current.scrollLeft = tab.offsetLeft - (bar.current.clientWidth - tab.offsetWidth) / 2;
+  }, [current]);
+  return html`<nav class="tabs" aria-label=${label} ref=${bar}>
+    ${items.map(([key, words, href]) => html`<a key=${key} href=${href} aria-current=${key === current ? "page" : null}>${words}</a>`)}
+  </nav>`;
+}
+
+// ── lists: only the rows in view are in the document ────────────────────────────────────
+
+const ROWS_BEYOND = 8;
+
+export function useNarrow() {
+  const [narrow, setNarrow] = useState(() => matchMedia("(max-width: 640px)").matches);
+  useEffect(() => {
+    const query = matchMedia("(max-width: 640px)");
+    const change = () => setNarrow(query.matches);
+    query.addEventListener("change", change);
+    return () => query.removeEventListener("change", change);
+  }, []);
+  return narrow;
+}
+
+// Rows of one height. It scrolls with the page, or by itself where `own` is set; `follow` keeps
+// its end in view.
+export function Rows({ items, height, row, own, follow, onLeaveEnd, label, role = "list" }) {
+  const outer = useRef(null);
+  const [range, setRange] = useState([0, 60]);
+  const measure = () => {
+    const element = outer.current;
+    if (!element) return;
+    const top = own ? element.scrollTop : Math.max(0, -element.getBoundingClientRect().top);
+    const seen = own ? element.clientHeight : window.innerHeight;
+    const first = Math.max(0, Math.floor(top / height) - ROWS_BEYOND);
+    const last = Math.ceil((top + seen) / height) + ROWS_BEYOND;
+    setRange((now) => (now[0] === first && now[1] === last ? now : [first, last]));
+  };
+  useEffect(() => {
+    const target = own ? outer.current : window;
+    const scrolled = () => {
+      measure();
+      const element = outer.current;
+      if (own && follow && element.scrollHeight - element.scrollTop - element.clientHeight > 3 * height) onLeaveEnd?.();
+    };
+    measure();
+    target.addEventListener("scroll", scrolled, { passive: true });
+    window.addEventListener("resize", measure);
+    return () => {
+      target.removeEventListener("scroll", scrolled);
+      window.removeEventListener("resize", measure);
+    };
+  }, [own, follow, height]);
+  useLayoutEffect(() => {
+    if (own && follow) outer.current.scrollTop = outer.current.scrollHeight;
+    measure();
+  }, [items, follow, height]);
+  const last = Math.min(items.length, range[1]);
+  const first = Math.min(range[0], Math.max(0, last - 1));
+  return html`<div ref=${outer} class=${own ? "rows own" : "rows"} role=${role} aria-label=${label} tabindex=${own ? 0 : null}>
+    <div class="extent" style=${{ height: `${items.length * height}px` }}>
+      <div class="window" style=${{ transform: `translateY(${first * height}px)` }}>
+        ${items.slice(first, last).map((item, n) => row(item, first + n))}
+      </div>
+    </div>
+  </div>`;
+}
+
+// ── JSON as a tree ──────────────────────────────────────────────────────────────────────
+
+const CHILDREN = 100;
+const LONG_TEXT = 2000;
+const SMALL = 3000; // a value of fewer characters is shown whole
+
+function isReference(value) {
+  return value && typeof value === "object" && value.$output && typeof value.$output.href === "string";
+}
+
+export function bytes(size) {
+  return size < 1000 ? `${size} B` : size < 1e6 ? `${Math.round(size / 1000)} kB` : `${(size / 1e6).toFixed(1)} MB`;
+}
+
+function Large({ reference, name }) {
+  const [state, setState] = useState({});
+  if (state.loaded) return html`<${Tree} value=${state.value} name=${name} open />`;
+  const load = async () => {
+    try {
+      setState({ loaded: true, value: await get(reference.href) });
+    } catch (error) {
+      setState({ error });
+    }
+  };
+  return html`<div class="leaf">${name !== undefined && html`<span class="key">${name}: </span>`}
+    <button class="quiet" onClick=${load}>Load (${bytes(reference.size)})</button> ${state.error?.message}</div>`;
+}
+
+export function Tree({ value, name, open }) {
+  const [isOpen, setOpen] = useState(Boolean(open));
+  const [shown, setShown] = useState(CHILDREN);
+  if (isReference(value)) return html`<${Large} reference=${value.$output} name=${name} />`;
+  const key = name !== undefined && html`<span class="key">${name}: </span>`;
+  if (value === null || typeof value !== "object") {
+    const text = typeof value === "string" ? JSON.stringify(value) : String(value);
+    const cut = text.length > LONG_TEXT && !isOpen;
+    return html`<div class="leaf">${key}<span class="value-${value === null ? "null" : typeof value}">${cut ? text.slice(0, LONG_TEXT) + "…" : text}</span>
+      ${cut && html`<button class="quiet" onClick=${() => setOpen(true)}>All (${bytes(text.length)})</button>`}</div>`;
+  }
+  const isList = Array.isArray(value);
+  const entries = isList ? value.map((inner, n) => [n, inner]) : Object.entries(value);
+  const size = isList ? `${entries.length} ${entries.length === 1 ? "item" : "items"}` : `${entries.length} ${entries.length === 1 ? "key" : "keys"}`;
+  if (entries.length === 0) return html`<div class="leaf">${key}<span class="value-null">${isList ? "[]" : "{}"}</span></div>`;
+  return html`<details class="tree" open=${isOpen} onToggle=${(event) => { event.stopPropagation(); setOpen(event.currentTarget.open); }}>
+    <summary>${key}<span class="size">${isList ? "[" : "{"}${size}${isList ? "]" : "}"}</span></summary>
+    ${isOpen && html`<div class="children">
+      ${entries.slice(0, shown).map(([inner, child]) => html`<${Tree} key=${inner} name=${inner} value=${child} open=${open === "all" ? "all" : false} />`)}
+      ${entries.length > shown && html`<button class="quiet" onClick=${() => setShown(shown + 1000)}>${entries.length - shown} more</button>`}
+    </div>`}
+  </details>`;
+}
+
+export function Json({ title, value, file }) {
+  const text = () => JSON.stringify(value, null, 2);
+  const isSmall = useMemo(() => (JSON.stringify(value) ?? "").length < SMALL, [value]);
+  return html`<section class="json">
+    <header><h3>${title}</h3>
+      ${value !== null && value !== undefined && html`<${Copy} text=${text} />
+      ${file && html`<button class="quiet" onClick=${() => save(new Blob([text()], { type: "application/json" }), file)}>Download</button>`}`}
+    </header>
+    ${value === null || value === undefined ? html`<p class="none">none</p>` : html`<${Tree} value=${value} open=${isSmall ? "all" : true} />`}
+  </section>`;
+}

@@ -1,0 +1,140 @@
+"""What the server gives out as the page: files, headers, tokens, and a restart under it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import signal
+from hashlib import sha256
+from pathlib import Path
+from zipfile import ZipFile
+
+import httpx2
+from hatchling.builders.wheel import WheelBuilder
+from playwright.sync_api import expect
+
+from ..api.conftest import Server
+from .conftest import OpenPage, serve
+
+ROOT = Path(__file__).resolve().parents[2]
+WEB = ROOT / "src" / "dovetail" / "web"
+MAX_BYTES = 100_000
+
+
+def assets(server: Server) -> list[str]:
+    page = httpx2.get(server.url, trust_env=False).text
+    base = re.search(r"/assets/[0-9a-f]{16}/", page)
+    assert base is not None
+    files = [p for p in WEB.rglob("*") if p.suffix in (".js", ".mjs", ".css")]
+    return [base[0] + path.relative_to(WEB).as_posix() for path in files]
+
+
+def test_the_static_files_need_no_token_and_are_cached_for_good(tmp_path: Path) -> None:
+    server = serve(tmp_path, DOVETAIL_TOKENS="secret")
+    total = 0
+    try:
+        with httpx2.Client(base_url=server.url, trust_env=False) as http:
+            page = http.get("/")
+            assert page.status_code == 200
+            assert page.headers["cache-control"] == "no-cache"
+            policy = page.headers["content-security-policy"]
+            assert "default-src 'none'; script-src 'self'; style-src 'self'" in policy
+            assert "unsafe" not in policy
+            assert page.headers["x-content-type-options"] == "nosniff"
+            assert http.get("/", headers={"if-none-match": page.headers["etag"]}).status_code == 304
+            for path in assets(server):
+                reply = http.get(path, headers={"accept-encoding": "gzip"})
+                assert reply.status_code == 200, path
+                assert "immutable" in reply.headers["cache-control"]
+                assert reply.headers["content-encoding"] == "gzip"
+                total += int(reply.headers["content-length"])
+                plain = http.get(path, headers={"accept-encoding": "identity"})
+                assert plain.content == reply.content
+            # Beside the static files everything needs a token.
+            for closed in ("/api/v1/runs", "/assets/", "/assets/0/app.js", "/docs", "/index.html"):
+                assert http.get(closed).status_code == 401, closed
+    finally:
+        server.close()
+    assert 10_000 < total + len(gzip.compress(page.content)) <= MAX_BYTES
+
+
+def test_the_vendored_files_are_as_they_were_published() -> None:
+    vendor = WEB / "vendor"
+    packages = json.loads((vendor / "manifest.json").read_text())["packages"]
+    listed = {"manifest.json"}
+    for package in packages:
+        assert package["license_file"] in package["files"]
+        for name, file in package["files"].items():
+            assert sha256((vendor / name).read_bytes()).hexdigest() == file["sha256"], name
+            listed.add(name)
+    assert {path.name for path in vendor.iterdir()} == listed
+
+
+def test_the_wheel_has_every_file_of_the_page(tmp_path: Path) -> None:
+    (wheel,) = WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
+    with ZipFile(wheel) as packed:
+        names = set(packed.namelist())
+    kept = {path.relative_to(WEB.parent) for path in WEB.rglob("*") if path.is_file()}
+    assert {f"dovetail/{path.as_posix()}" for path in kept} <= names
+    assert "dovetail/web/vendor/preact.LICENSE" in names
+
+
+def test_the_page_never_makes_markup_of_data_and_asks_no_other_server() -> None:
+    for path in [*WEB.glob("*.js"), *WEB.glob("*.html"), *WEB.glob("*.css")]:
+        text = path.read_text()
+        for forbidden in (
+            "innerHTML",
+            "outerHTML",
+            "insertAdjacentHTML",
+            "document.write",
+            "eval(",
+        ):
+            assert forbidden not in text, (path.name, forbidden)
+        addresses = set(re.findall(r"https?://[^\s'\"`]+", text))
+        assert addresses <= {"http://www.w3.org/2000/svg"}, path.name
+
+
+def test_a_token_is_asked_for_once(tmp_path: Path, open_page: OpenPage) -> None:
+    server = serve(tmp_path, DOVETAIL_TOKENS="right")
+    try:
+        page = open_page(server.url)
+        page.get_by_label("Token").fill("wrong")
+        page.get_by_role("button", name="Use it").click()
+        expect(page.get_by_text("The server does not know this token.")).to_be_visible()
+        page.get_by_label("Token").fill("right")
+        page.keyboard.press("Enter")
+        expect(page.get_by_text("There are no runs yet.")).to_be_visible()
+        page.reload()
+        expect(page.get_by_text("There are no runs yet.")).to_be_visible()
+        assert page.evaluate("[localStorage.length, document.cookie]") == [0, ""]
+    finally:
+        server.close()
+
+
+def test_an_open_page_survives_the_death_of_its_server(tmp_path: Path, open_page: OpenPage) -> None:
+    file = tmp_path / "go"
+    server = serve(tmp_path)
+    port = server.url.rpartition(":")[2]
+    definition = {
+        "name": "long",
+        "nodes": [{"id": "wait", "handler": "waits", "config": {"file": str(file)}}],
+    }
+    try:
+        run_id = server.client().post("/runs", {"definition": definition})["run_id"]
+        page = open_page(f"{server.url}/#/runs/{run_id}")
+        expect(page.get_by_text("What it waits for")).to_be_visible()
+        server.stop(signal.SIGKILL)
+        expect(page.get_by_text("The server does not answer.")).to_be_visible()
+        expect(page.get_by_role("heading", name="long")).to_be_visible()
+        server = serve(tmp_path, "--port", port)
+        expect(page.get_by_text("The server does not answer.")).to_have_count(0)
+        file.touch()
+        expect(page.get_by_text("The run completed")).to_be_visible()
+        # It continued after the last event that it had: each is there once.
+        page.get_by_role("link", name="Events", exact=True).click()
+        expect(page.locator(".row.event").first).to_contain_text("run.completed")
+        numbers = page.locator(".c-seq").all_inner_texts()
+        assert numbers == [str(n) for n in range(len(numbers), 0, -1)]
+    finally:
+        server.close()

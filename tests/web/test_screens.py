@@ -1,0 +1,289 @@
+"""The page in a browser: what a person sees and does, on the embedded engine and on Redis."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from playwright.sync_api import expect
+
+from ..api.conftest import Server
+from .conftest import OpenPage
+
+PAYLOAD = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+
+
+def node(id_: str, handler: str, *dependencies: str, **config: Any) -> dict[str, Any]:
+    return {"id": id_, "handler": handler, "dependencies": list(dependencies), "config": config}
+
+
+def failing(server: Server, **config: Any) -> tuple[str, str]:
+    """A run that failed, and the name of the file that would mend it."""
+    file = str(server.folder / uuid4().hex)
+    definition = {
+        "name": f"shop-{uuid4().hex[:8]}",
+        "nodes": [
+            node("start", "gives", n=1),
+            node("fetch", "breaks", "start", file=file, **config),
+            node("report", "gives", "fetch"),
+        ],
+    }
+    api = server.client()
+    name = api.register(definition)
+    run_id = api.post(f"/workflows/{name}/runs", {"params": {}})["run_id"]
+    assert api.finished(run_id)["status"] == "FAILED"
+    return run_id, file
+
+
+def test_the_list_shows_runs_and_keeps_its_filters_in_the_address(
+    server: Server, open_page: OpenPage
+) -> None:
+    failed, _ = failing(server)
+    page = open_page(server.url)
+    row = page.get_by_role("listitem").filter(has_text=failed[:8])
+    expect(row).to_contain_text("failed")
+    expect(row).to_contain_text("there is no price")
+    page.get_by_role("button", name="completed").click()
+    expect(row).to_have_count(0)
+    assert page.url.endswith("#/runs?status=COMPLETED")
+    page.get_by_role("button", name="failed").click()
+    page.get_by_label("Search runs").fill(failed[:8])
+    expect(page).to_have_url(re.compile(rf"status=FAILED&q={failed[:8]}$"))
+    page.reload()
+    expect(page.get_by_role("listitem")).to_have_count(1)
+    page.get_by_label("Search runs").fill("nothing has this")
+    expect(page.get_by_text("No run matches.")).to_be_visible()
+
+
+def test_a_run_is_watched_live_from_the_trigger_to_its_end(
+    server: Server, open_page: OpenPage
+) -> None:
+    file = server.folder / uuid4().hex
+    name = f"live-{uuid4().hex[:8]}"
+    server.client().register(
+        {
+            "name": name,
+            "params": {
+                "type": "object",
+                "required": ["who"],
+                "properties": {"who": {"type": "string"}, "count": {"type": "integer"}},
+            },
+            "nodes": [
+                node("wait", "waits", file=str(file)),
+                node("end", "gives", "wait", text="Hello {{ params.who }}"),
+            ],
+        }
+    )
+    page = open_page(f"{server.url}/#/workflows")
+    page.get_by_role("link", name=name).click()
+    page.get_by_label("who").fill("Ada")
+    page.get_by_label("count").fill("3")
+    page.get_by_role("button", name="Trigger").click()
+    expect(page.get_by_text("What it waits for")).to_be_visible()
+    expect(page.locator(".reasons")).to_contain_text("waits for parent wait")
+    file.touch()
+    expect(page.get_by_text("The run completed")).to_be_visible()
+    expect(page.locator(".json")).to_contain_text("Hello Ada")
+    page.get_by_role("link", name="Logs").click()
+    expect(page.locator(".log")).to_contain_text("the file is there")
+    page.get_by_role("link", name="Events", exact=True).click()
+    expect(page.locator(".row.event").first).to_contain_text("run.completed")
+    page.get_by_role("link", name="Graph").click()
+    expect(page.get_by_role("link", name="end, completed")).to_be_visible()
+
+
+def test_a_failed_run_opens_on_its_cause_and_is_retried_in_three_clicks(
+    server: Server, open_page: OpenPage
+) -> None:
+    run_id, file = failing(server)
+    page = open_page(server.url)
+    page.get_by_role("listitem").filter(has_text=run_id[:8]).get_by_role("link").click()
+    answer = page.locator(".answer")
+    expect(answer).to_contain_text("The node fetch failed")
+    expect(answer).to_contain_text("PermanentError: there is no price")
+    expect(answer).to_contain_text("Traceback (most recent call last)")
+    expect(answer.locator(".log")).to_contain_text("about to break")
+    # Colours are colours; other control characters are shown.
+    expect(answer.locator(".ansi-red")).to_have_text("red")
+    expect(answer.locator(".log")).to_contain_text("and \\x07")
+    Path(file).touch()
+    answer.get_by_role("button", name="Retry…").click()
+    plan = page.locator(".plan")
+    expect(plan).to_contain_text("Runs again (2)fetch report")
+    expect(plan).to_contain_text("Keeps its output (1)start")
+    page.get_by_role("dialog").get_by_role("button", name="Retry", exact=True).click()
+    expect(page.get_by_text("The run completed")).to_be_visible()
+    expect(page.get_by_text("epoch 2")).to_be_visible()
+
+
+def test_a_failed_run_is_forked_with_a_changed_definition_after_a_preview(
+    server: Server, open_page: OpenPage
+) -> None:
+    run_id, _ = failing(server)
+    page = open_page(f"{server.url}/#/runs/{run_id}")
+    page.get_by_role("button", name="Fork with a changed definition…").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_role("combobox").first.select_option("text")
+    text = dialog.get_by_label("Changed definition")
+    expect(text).to_have_value(re.compile("breaks"))
+    text.fill("nodes:\n- id: start\n  handler: nothing")
+    expect(dialog.get_by_role("alert")).to_be_visible()
+    changed = (
+        "name: mended\nnodes:\n- {id: start, handler: gives, config: {n: 1}}\n"
+        "- {id: fetch, handler: gives, dependencies: [start], config: {price: 4}}\n"
+    )
+    text.fill(changed)
+    expect(dialog.locator(".plan")).to_contain_text("Runs again (1)fetch")
+    expect(dialog.locator(".plan")).to_contain_text("Keeps its output (1)start")
+    dialog.get_by_role("button", name="Fork", exact=True).click()
+    expect(page.get_by_text("The run completed")).to_be_visible()
+    expect(page.get_by_text(f"fork of {run_id[:8]}")).to_be_visible()
+    assert run_id not in page.url
+
+
+def test_the_critical_path_of_a_run_is_two_clicks_away(server: Server, open_page: OpenPage) -> None:
+    nodes = [
+        node("quick", "gives", n=1),
+        node("slow", "sleep", seconds=0.4),
+        node("beside", "gives", "quick", n=2),
+        node("end", "gives", "slow", "quick", n=3),
+    ]
+    api = server.client()
+    run_id = api.post("/runs", {"definition": {"name": "chain", "nodes": nodes}})["run_id"]
+    api.finished(run_id)
+    page = open_page(f"{server.url}/#/runs/{run_id}")
+    page.get_by_role("link", name="Timeline").click()
+    rows = page.locator(".row.span")
+    expect(rows).to_have_count(4)
+    page.get_by_label("Only the critical path").check()
+    expect(rows).to_have_count(2)
+    expect(rows.first).to_contain_text("slow")
+    expect(rows.last).to_contain_text("end")
+
+
+def test_a_running_run_is_cancelled(server: Server, open_page: OpenPage) -> None:
+    definition = {"name": "stuck", "nodes": [node("wait", "waits", file="never")]}
+    run_id = server.client().post("/runs", {"definition": definition})["run_id"]
+    page = open_page(f"{server.url}/#/runs/{run_id}")
+    page.get_by_role("button", name="Cancel…").click()
+    page.get_by_role("button", name="Cancel the run").click()
+    expect(page.get_by_text("The run was cancelled")).to_be_visible()
+
+
+def test_selected_runs_are_retried_together_and_each_outcome_is_shown(
+    server: Server, open_page: OpenPage
+) -> None:
+    run_id, _ = failing(server)
+    done = server.client().post(
+        "/runs", {"definition": {"name": "done", "nodes": [node("a", "gives", n=1)]}}
+    )["run_id"]
+    server.client().finished(done)
+    page = open_page(server.url)
+    for one in (run_id, done):
+        page.get_by_label(f"Select run {one}").check()
+    page.get_by_role("group", name="Selected runs").get_by_role("button", name="Retry").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("1 of 2 done.")
+    expect(dialog.get_by_role("listitem").filter(has_text=done[:8])).not_to_contain_text("done")
+
+
+def test_the_panel_of_a_node_has_its_link_and_shows_config_inputs_and_attempts(
+    server: Server, open_page: OpenPage
+) -> None:
+    run_id, _ = failing(server)
+    page = open_page(f"{server.url}/#/runs/{run_id}/nodes?node=report")
+    panel = page.get_by_role("complementary")
+    expect(panel).to_contain_text("A node before it failed. The cause is fetch.")
+    panel.get_by_role("link", name="fetch").click()
+    expect(panel).to_contain_text("there is no price")
+    expect(panel).to_contain_text("Config as defined")
+    assert page.url.endswith(f"#/runs/{run_id}/nodes?node=fetch")
+    panel.get_by_role("link", name="Close the panel").click()
+    expect(panel).to_have_count(0)
+
+
+def test_markup_in_names_params_outputs_errors_and_logs_is_text(
+    server: Server, open_page: OpenPage
+) -> None:
+    file = str(server.folder / uuid4().hex)
+    definition = {
+        "name": "markup",
+        "nodes": [
+            node("start", "gives", text=PAYLOAD, **{PAYLOAD: 1}),
+            node("fetch", "breaks", "start", file=file, error=PAYLOAD, log=PAYLOAD),
+        ],
+    }
+    api = server.client()
+    body = {"definition": definition, "params": {PAYLOAD: PAYLOAD}}
+    run_id = api.post("/runs", body)["run_id"]
+    api.finished(run_id)
+    page = open_page(f"{server.url}/#/runs/{run_id}")
+    expect(page.locator(".failure")).to_contain_text(PAYLOAD)
+    expect(page.locator(".log")).to_contain_text(PAYLOAD)
+    for part in ("nodes?node=start", "logs", "events", "data", "graph"):
+        page.goto(f"{server.url}/#/runs/{run_id}/{part}")
+        if part != "graph":
+            expect(page.locator("main")).to_contain_text("onerror=alert(1)")
+    page.goto(f"{server.url}/#/runs?q={PAYLOAD}")
+    expect(page.get_by_role("listitem").first).to_contain_text("markup")
+    page.goto(f"{server.url}/#/runs/{PAYLOAD}")
+    expect(page.get_by_role("alert")).to_be_visible()
+    assert page.locator("img, main script").count() == 0
+
+
+def test_everything_is_reached_by_the_keyboard(server: Server, open_page: OpenPage) -> None:
+    run_id, _ = failing(server)
+    page = open_page(f"{server.url}/#/runs?q={run_id}")
+    expect(page.get_by_role("listitem")).to_have_count(1)
+
+    def tab_to(words: str) -> None:
+        for _ in range(40):
+            page.keyboard.press("Tab")
+            focused = page.evaluate(
+                "[document.activeElement.innerText || document.activeElement.ariaLabel || '',"
+                " getComputedStyle(document.activeElement).outlineStyle]"
+            )
+            if words in focused[0]:
+                assert focused[1] != "none", "the focus is visible"
+                return
+        raise AssertionError(f"no tab leads to {words}")
+
+    tab_to("there is no price")
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("The node fetch failed")).to_be_visible()
+    tab_to("Retry…")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    expect(page.locator(".plan")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+
+
+def test_a_phone_needs_no_sideways_scrolling(server: Server, open_page: OpenPage) -> None:
+    run_id, _ = failing(server, error="a" * 300)
+    phone = {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark"}
+    page = open_page(server.url, **phone)
+    parts = ["", "/nodes", "/nodes?node=fetch", "/graph", "/timeline", "/logs", "/events", "/data"]
+    for place in ["runs", "workflows", *(f"runs/{run_id}{part}" for part in parts)]:
+        page.goto(f"{server.url}/#/{place}")
+        expect(page.locator("main")).to_be_visible()
+        expect(page.locator(".loading")).to_have_count(0)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, place
+
+
+def test_a_run_of_2000_nodes_has_a_bounded_document(server: Server, open_page: OpenPage) -> None:
+    nodes = [node(f"n{n}", "gives", *([f"n{n - 50}"] if n >= 50 else []), n=n) for n in range(2000)]
+    body = {"definition": {"name": "large", "nodes": nodes}}
+    run_id = server.client().post("/runs", body)["run_id"]
+    server.client().finished(run_id)
+    page = open_page(f"{server.url}/#/runs/{run_id}/nodes")
+    for part in ("nodes", "graph", "timeline", "events"):
+        page.goto(f"{server.url}/#/runs/{run_id}/{part}")
+        expect(page.locator(".content")).to_contain_text("2,000 nodes" if part == "graph" else "n")
+        assert page.evaluate("document.querySelectorAll('*').length") < 1500, part
+    page.goto(f"{server.url}/#/runs/{run_id}/nodes")
+    expect(page.get_by_role("link", name="n0 ").first).to_be_visible()
+    page.mouse.wheel(0, 10_000_000)
+    expect(page.get_by_role("listitem").last).to_contain_text("n1999")
