@@ -72,7 +72,7 @@ def call(command: str, folder: Path, **env: str) -> subprocess.CompletedProcess[
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
-        timeout=120,
+        timeout=60,
     )
 
 
