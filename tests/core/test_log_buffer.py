@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dovetail.core.log_buffer import (
     MAX_FIELDS_BYTES,
     MAX_HELD_CHARS,
-    Attempt,
+    AttemptKey,
     LogBuffer,
     cut,
     fields_of,
@@ -25,7 +25,7 @@ from dovetail.core.log_buffer import (
 from dovetail.core.node_logs import MAX_CHUNK_BYTES, MAX_LINE_BYTES, LogChunk, LogLine
 from dovetail.core.redaction import Redactor
 
-ATTEMPT = Attempt("r", "n", 1, 2)
+ATTEMPT = AttemptKey("r", "n", 1, 2)
 
 
 def line(message: str, **fields: Any) -> LogLine:

@@ -28,7 +28,7 @@ from dovetail.api.connection import most_connections
 from dovetail.api.events import FRAME, Event
 from dovetail.api.logs import LOG_FRAME
 from dovetail.api.middleware import Answered, Compression, Heads, RequestContext
-from dovetail.api.page import Page
+from dovetail.api.page import WebPage
 from dovetail.api.problems import KIND_OF, RETRY_AFTER, URN, answer_problems
 from dovetail.api.responses import BATCH, PREFIX, RUN, ProblemDetails, header, json_answer
 from dovetail.api.security import OPEN_PATHS, Guard, Tokens, page_policy
@@ -97,7 +97,7 @@ def create_app(service: ApiService, version: str, answered: Answered | None = No
     for router, prefix in _ROUTERS:
         app.include_router(router, prefix=prefix, responses=_PROBLEM)
     describe(app, _ROUTERS)
-    page = Page()
+    page = WebPage()
     app.router.routes.extend(page.routes)
     # Messages of a store name the place they are about, which is no business of a client.
     file = re.escape(str(service.settings.db))

@@ -77,7 +77,7 @@ class StaticFile:
         return Response(self.compressed, 200, headers, self.kind)
 
 
-class Page:
+class WebPage:
     def __init__(self, folder: Path = FOLDER) -> None:
         self._folder = folder
 

@@ -53,7 +53,7 @@ class _Kept(NamedTuple):
     text: int
 
 
-class Attempt(NamedTuple):
+class AttemptKey(NamedTuple):
     """The attempt that a log belongs to."""
 
     run_id: str
@@ -66,7 +66,7 @@ class Attempt(NamedTuple):
 class LogBuffer:
     """The log of one attempt, while it runs. Not thread-safe."""
 
-    def __init__(self, attempt: Attempt, max_bytes: int = DEFAULT_LOG_BYTES) -> None:
+    def __init__(self, attempt: AttemptKey, max_bytes: int = DEFAULT_LOG_BYTES) -> None:
         self._attempt = attempt
         self._head_room = max_bytes // 4
         self._rest_room = max_bytes - self._head_room

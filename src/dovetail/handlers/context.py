@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from dovetail.core.caching import PARAMS, SECRETS
-from dovetail.core.log_buffer import Attempt
+from dovetail.core.log_buffer import AttemptKey
 from dovetail.core.redaction import Redactor
 from dovetail.handlers.log_capture import (
     CURRENT,
@@ -162,7 +162,7 @@ class Context:
                 return None
             with _MAKING:
                 if self._lines is None:
-                    attempt = Attempt(self.run_id, self.node_id, self.epoch, self.attempt)
+                    attempt = AttemptKey(self.run_id, self.node_id, self.epoch, self.attempt)
                     self._lines = AttemptLog(
                         attempt, self._redaction(), self._log_rules, self._on_lines
                     )

@@ -29,7 +29,7 @@ from dovetail.core.log_buffer import (
     DEFAULT_LOG_BYTES,
     MAX_HELD_CHARS,
     MAX_KEY_BYTES,
-    Attempt,
+    AttemptKey,
     LogBuffer,
     byte_length,
     cut,
@@ -124,7 +124,7 @@ class AttemptLog:
 
     def __init__(
         self,
-        attempt: Attempt,
+        attempt: AttemptKey,
         redactor: Redactor,
         rules: LogRules,
         on_lines: OnLines,
@@ -302,7 +302,7 @@ def _nowhere(log: object) -> None:
     """Ignores lines."""
 
 
-ENDED = AttemptLog(Attempt("", "", 0, 0), Redactor({}), NO_LOG, _nowhere)
+ENDED = AttemptLog(AttemptKey("", "", 0, 0), Redactor({}), NO_LOG, _nowhere)
 """Of every attempt that has ended without a line."""
 ENDED.close()
 

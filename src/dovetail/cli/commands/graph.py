@@ -100,7 +100,7 @@ BEND_HEIGHT = 0.4
 
 
 @dataclass(slots=True)
-class Layout:
+class SvgLayout:
     """Points are numbered: first the nodes, as they were given, then the bends."""
 
     columns: list[list[int]]
@@ -113,7 +113,7 @@ class Layout:
     """For each edge, parent to child, the points it runs through."""
 
 
-def lay_out(layers: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> Layout:
+def lay_out(layers: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> SvgLayout:
     layout, left, right = _with_bends(layers, parents)
     for sweep in range(SWEEPS):
         forwards = sweep % 2 == 0
@@ -124,7 +124,7 @@ def lay_out(layers: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -
 
 def _with_bends(
     layers: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
-) -> tuple[Layout, list[list[int]], list[list[int]]]:
+) -> tuple[SvgLayout, list[list[int]], list[list[int]]]:
     """The columns with bends in them, and each point's neighbours in the columns beside it."""
     column_of = [0] * len(parents)
     for number, layer in enumerate(layers):
@@ -132,7 +132,7 @@ def _with_bends(
             column_of[node] = number
     spans = (column_of[node] - column_of[p] for node, above in enumerate(parents) for p in above)
     bends = sum(span - 1 for span in spans) <= MAX_BENDS
-    layout = Layout([list(layer) for layer in layers], [NODE_HEIGHT] * len(parents), column_of)
+    layout = SvgLayout([list(layer) for layer in layers], [NODE_HEIGHT] * len(parents), column_of)
     left: list[list[int]] = [[] for _ in parents]
     right: list[list[int]] = [[] for _ in parents]
     for node, above in enumerate(parents):
@@ -168,7 +168,7 @@ def _sort(columns: list[list[int]], neighbours: list[list[int]], forwards: bool)
         place.update((point, at) for at, point in enumerate(column))
 
 
-def _place(layout: Layout, left: list[list[int]], right: list[list[int]]) -> None:
+def _place(layout: SvgLayout, left: list[list[int]], right: list[list[int]]) -> None:
     """Give each point its height, then pull it towards its neighbours as far as it can go."""
     layout.y = [0.0] * len(layout.heights)
     for column in layout.columns:
@@ -184,7 +184,7 @@ def _place(layout: Layout, left: list[list[int]], right: list[list[int]]) -> Non
     layout.y = [y - top for y in layout.y]
 
 
-def _pull(layout: Layout, column: list[int], neighbours: list[list[int]]) -> None:
+def _pull(layout: SvgLayout, column: list[int], neighbours: list[list[int]]) -> None:
     """The heights nearest to what the neighbours want that keep the order and the gaps.
 
     Less the room of the points before it, each wish must not fall below the one before: points
@@ -396,11 +396,13 @@ def _columns(picture: Picture, widths: list[float]) -> tuple[list[float], list[f
     return starts, column_widths
 
 
-def _y(layout: Layout, point: int) -> float:
+def _y(layout: SvgLayout, point: int) -> float:
     return MARGIN + layout.y[point] * ROW
 
 
-def _path(route: list[int], layout: Layout, starts: list[float], column_widths: list[float]) -> str:
+def _path(
+    route: list[int], layout: SvgLayout, starts: list[float], column_widths: list[float]
+) -> str:
     """From box to box in curves, straight through the columns in between."""
     column = layout.column_of[route[0]]
     x, y = starts[column] + column_widths[column], _y(layout, route[0])
