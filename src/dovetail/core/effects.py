@@ -32,7 +32,7 @@ class Undecided(Exception):
 
 
 def complete_children(run: RunState, index: int, out: Decision, now: float, nonce: int) -> None:
-    """The node is COMPLETED: count it off at its children and queue those that are ready."""
+    """The node is COMPLETED: count it off at its children and queue the children that are ready."""
     specs, nodes = run.graph.nodes, run.nodes
     queue: list[int] = []
     conditional = False

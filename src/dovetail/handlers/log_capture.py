@@ -204,7 +204,7 @@ class AttemptLog:
                 has_room = part.has_room(text)
             if not part.text:
                 part.since = now
-            # Lines wait for those that follow at once: to redact them together is much faster, and
+            # Lines wait for lines that follow at once: to redact them together is much faster, and
             # a secret may go over several lines. `print` writes each word by itself.
             if not has_room and (end := text.rfind("\n")) >= 0:
                 self._print_lines(stream, part, text[:end])
@@ -506,8 +506,8 @@ def _hooked_proxy(original: Callable[..., Any]) -> Callable[..., Any]:
         logger = self._logger if isinstance(self._logger, logging.Logger) else None
         target = self
         if not isinstance(owner, _Muted) and _is_kept(logger, level, owner):
-            # Before the last processor, which makes a text of the event: those before it may have
-            # taken out what nobody shall read.
+            # Before the last processor, which makes a text of the event: processors before it may
+            # have taken out what must stay private.
             steps = list(self._processors)
             steps.insert(max(0, len(steps) - 1), _Recorder(owner, level))
             with suppress(Exception):
