@@ -128,7 +128,7 @@ def test_help_names_every_command(command: Command) -> None:
             "delete prune",
         ),
         ("batches", "list show"),
-        ("workflows", "register list show delete alias"),
+        ("workflows", "register list show diff delete alias"),
         ("limits", "list set"),
     ],
 )

@@ -157,7 +157,7 @@ class CeleryWorkers:
         for worker in self.workers:
             worker.wait_until_ready()
             worker.process.send_signal(signal.SIGSTOP)
-        self._redis.flush()
+        self._redis.ask("FLUSHALL")  # scripts stay: Celery may load one just now
 
     def go_on(self) -> None:
         for worker in self.workers:

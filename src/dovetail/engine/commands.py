@@ -56,6 +56,7 @@ from dovetail.core.run import RunState
 from dovetail.core.states import FINAL, FINISHED, NodeStatus, RunStatus
 from dovetail.core.step import explain_refusal, retry_plan
 from dovetail.core.templates import MAX_CONFIG_SIZE
+from dovetail.core.text import counted
 from dovetail.core.transitions import Cancel, Retry, Submit
 from dovetail.core.values import NotJson
 from dovetail.engine.api import Accepted, Given, Owner
@@ -1010,7 +1011,7 @@ def _place_of(run: RunState, node: str) -> int:
 def check_run_ids(run_ids: Sequence[str]) -> None:
     """Raises `InvalidParams` for more runs than one call may change."""
     if len(run_ids) > MAX_MOVED_RUNS:
-        message = f"{len(run_ids):,} runs; a call changes at most {MAX_MOVED_RUNS:,}"
+        message = f"{counted(len(run_ids), 'run')}; a call changes at most {MAX_MOVED_RUNS:,}"
         raise InvalidParams([Problem("too_large", message, "run_ids")])
 
 
