@@ -183,7 +183,9 @@ def test_a_worker_killed_during_a_batch_costs_only_its_own_calls(
 ) -> None:
     documents = 30
     desk.documents(documents)
-    desk.llm.behave(delay=0.8)
+    desk.llm.behave(
+        delay=1.5
+    )  # so that calls are under way when it is killed, on a busy machine too
     there = {"DOVETAIL_REDIS_URL": redis_url}
     desk.start("orchestrator", **there)
     worker = ("worker", "--concurrency", "6", "--handlers", "dovetail.documents")
