@@ -183,9 +183,8 @@ def test_a_worker_killed_during_a_batch_costs_only_its_own_calls(
 ) -> None:
     documents = 30
     desk.documents(documents)
-    desk.llm.behave(
-        delay=1.5
-    )  # so that calls are under way when it is killed, on a busy machine too
+    # Long enough that calls are under way when the worker is killed, on a busy machine too.
+    desk.llm.behave(delay=1.5)
     there = {"DOVETAIL_REDIS_URL": redis_url}
     desk.start("orchestrator", **there)
     worker = ("worker", "--concurrency", "6", "--handlers", "dovetail.documents")
