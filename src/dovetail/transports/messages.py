@@ -17,6 +17,7 @@ import orjson
 from dovetail.core.caching import Caching, is_facts
 from dovetail.core.effects import new_tuple
 from dovetail.core.events import TRACEBACK, Token
+from dovetail.core.items import split_name
 from dovetail.core.outputs import INLINE_BYTES as MAX_INPUTS
 from dovetail.core.redaction import Redactor
 from dovetail.core.templates import Deferred
@@ -35,8 +36,8 @@ USUAL_TIMEOUT = 300.0
 _PLAIN_RESULT = [name.encode() for name in RESULT_FIELDS]
 _PACKED_RESULT = [*_PLAIN_RESULT, b"more"]
 SHOWN_BYTES = 2000
-MAX_PLACES = 1 << 31
-"""No run has so many nodes."""
+MAX_PLACES = 1 << 44
+"""No run has so many nodes and items."""
 FEW_INPUTS = 8
 """Parents whose outputs are written in one go. More are written one by one: they may be large."""
 
@@ -77,6 +78,8 @@ def task_fields(task: Task) -> list[str | bytes]:
         fields += _cache_fields(task.cache)
     if task.trace is not None:
         fields += ["traceparent", task.trace]
+    if task.item_index is not None:
+        fields += ["item", dumps(task.item)]
     return fields
 
 
@@ -273,11 +276,13 @@ def read_tasks(fields: Sequence[bytes]) -> list[Task]:
 
 
 def _more_tasks(text: bytes, handler: str) -> Iterator[Task]:
-    """As [run_id, token, inputs, params, node, config, place, node, config, place, …], …"""
+    """As [run_id, token, inputs, params, node, config, place, node, config, place, …], …; of an
+    item, place and item instead of the place."""
     for run_id, token, inputs, params, *nodes in orjson.loads(text):
         start = (_text(run_id), _token(_text(token).encode()))
         with_inputs, with_params = _text(inputs).encode(), _text(params).encode()
-        for node, config, place in zip(nodes[::3], nodes[1::3], nodes[2::3], strict=True):
+        for node, config, where in zip(nodes[::3], nodes[1::3], nodes[2::3], strict=True):
+            place, *of_item = where if isinstance(where, list) else (where,)
             if not isinstance(config, dict) or not isinstance(place, int):
                 raise Malformed("a config is no object, or a place no number")
             if not 0 <= place < MAX_PLACES:
@@ -296,6 +301,7 @@ def _more_tasks(text: bytes, handler: str) -> Iterator[Task]:
                 None,
                 place,
                 None,
+                *_item(node, of_item),
             )
             yield new_tuple(Task, plain)
 
@@ -318,6 +324,8 @@ def read_task(fields: Sequence[bytes]) -> Task:
             None,
             _place(place),
             None,
+            None,
+            None,
         )
         return new_tuple(Task, plain)
     given = _given(fields, TASK_FIELDS)
@@ -339,7 +347,16 @@ def read_task(fields: Sequence[bytes]) -> Task:
         _cache(given),
         _place(given["place"]) if "place" in given else None,
         given["traceparent"].decode() if "traceparent" in given else None,
+        *_item(given["node_id"].decode(), [orjson.loads(given["item"])] if "item" in given else []),
     )
+
+
+def _item(name: str, given: Sequence[Any]) -> tuple[Any, int | None]:
+    """The item that a task is for, and its number, which is in the task's name."""
+    _, number = split_name(name)
+    if (number is None) is bool(given):
+        raise Malformed("it is for an item and has none, or the other way round")
+    return (given[0], number) if given else (None, None)
 
 
 def _place(text: bytes) -> int:
@@ -408,7 +425,7 @@ def task_messages(tasks: Iterable[Task]) -> list[Command]:
     like: Task | None = None
     before = between = behind = b""
     for task in tasks:
-        if not _is_usual(task):
+        if not _is_usual(task) or task.item_index is not None:
             messages.append(("XADD", stream_of(task.handler), "*", *task_fields(task)))
             continue
         if like is None or task.handler != like.handler or not _are_siblings(task, like):
@@ -430,9 +447,10 @@ def _is_usual(task: Task) -> bool:
 
 def _are_siblings(task: Task, other: Task) -> bool:
     """Nodes that became ready together share a token; nodes with the same parents share inputs."""
+    are_items = task.item_index is not None and other.item_index is not None
     return (
         task.source is other.source
-        and task.source is not None
+        and (task.source is not None or are_items)
         and task.token is other.token
         and task.run_id == other.run_id
     )
@@ -454,7 +472,8 @@ def packed_task_messages(tasks: Sequence[Task]) -> list[Command]:
         if like is None or not _are_siblings(task, like):
             like, shared = task, _shared(task)
         config = orjson.dumps(task.config)
-        if sum(map(len, shared)) + len(config) > MAX_PACKED_BYTES:
+        item = 0 if task.item_index is None else len(orjson.dumps(task.item))
+        if sum(map(len, shared)) + len(config) + item > MAX_PACKED_BYTES:
             alone.append(task)
         else:
             small.append((task, shared, config))
@@ -485,8 +504,10 @@ def _task_pack(pack: Sequence[_Packable]) -> Command:
         if shared is not like:
             like = shared
             more.append([*shared])
-        more[-1] += (task.node_id, orjson.Fragment(config), task.node_index)
-    assert isinstance(alone, bytes)  # noqa: S101
+        where = task.node_index if task.item_index is None else [task.node_index, task.item]
+        more[-1] += (task.node_id, orjson.Fragment(config), where)
+    if not isinstance(alone, bytes):  # an item
+        return (*alone, "more", orjson.dumps(more), "tasks", str(len(pack)))
     count, _, words = alone.partition(b"\r\n")
     behind = _words("more", orjson.dumps(more), "tasks", str(len(pack)))
     return b"*%d\r\n%b%b" % (int(count[1:]) + 4, words, behind)

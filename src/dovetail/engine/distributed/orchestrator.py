@@ -18,7 +18,8 @@ from typing import Protocol
 from dovetail.core.errors import BrokenRun, NotFound
 from dovetail.core.events import Event, Token
 from dovetail.core.fork import plan_fork
-from dovetail.core.run import Phase, RunState
+from dovetail.core.items import item_name, split_name
+from dovetail.core.run import NodeState, Phase, RunState
 from dovetail.core.states import NodeStatus
 from dovetail.core.text import counted, died_during
 from dovetail.core.transitions import (
@@ -73,7 +74,8 @@ class CrashLimit:
         except NotFound:
             return
         reason = f"poison: {died_during(lost['crashes'], decision.events[0].attempt or 0)}"
-        await self._bury(start, graph.nodes[graph.index[start[1]]].handler, reason)
+        index = graph.index[split_name(start[1])[0]]
+        await self._bury(start, graph.nodes[index].handler, reason)
 
 
 WAKE_SECONDS = 0.1
@@ -499,12 +501,15 @@ class DistributedOrchestrator:
         wakes = []
         waits = []
         leases = []
-        for place, (spec, node) in enumerate(zip(run.graph.nodes, run.nodes, strict=True)):
-            if node.phase is Phase.PUBLISHED:
+        for place, item, name, node in _startable(run):
+            spec = run.graph.nodes[place]
+            if node.phase is Phase.EXPANDING:
+                orders.dispatch.append(Dispatch(run, place, node.token))
+            elif node.phase is Phase.PUBLISHED:
                 if await self._is_lost(spec.handler, since, waiting):
-                    orders.dispatch.append(Dispatch(run, place, node.token))
+                    orders.dispatch.append(Dispatch(run, place, node.token, item))
             elif node.until is not None:
-                wakes.append((node.until, Wake(run_id, spec.id, node.token)))
+                wakes.append((node.until, Wake(run_id, name, node.token)))
                 if node.phase is Phase.PARKED:
                     waits.append(ParkedNode(node.until, spec.resource_tag or "", wakes[-1][1]))
             elif node.status is NodeStatus.RUNNING and node.lease_until is not None:
@@ -556,6 +561,15 @@ class DistributedOrchestrator:
                 (self.sweep, SWEEP_SECONDS),
             ):
                 group.create_task(run_every(seconds, duty))
+
+
+def _startable(run: RunState) -> Iterator[tuple[int, int | None, str, NodeState]]:
+    """The nodes of a run, and the items of mapped nodes that are out: index, item, name, state."""
+    for index, (spec, node) in enumerate(zip(run.graph.nodes, run.nodes, strict=True)):
+        yield index, None, spec.id, node
+        if node.items is not None:
+            for item, state in sorted(node.items.out.items()):
+                yield index, item, item_name(spec.id, item), state
 
 
 async def _left_alone(move: Transition, problem: Exception) -> Sequence[Decision]:

@@ -1,27 +1,34 @@
 """Renders published nodes into tasks, where the run's outputs are, and sends the tasks to workers.
 
 The counterpart of `engine/local/task_source.py` for workers in other processes. A node whose config
-cannot be rendered fails here; a node whose output is in the node cache completes here.
+cannot be rendered fails here; a node whose output is in the node cache completes here; the list of a
+mapped node is rendered here, too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from math import inf
+from typing import Any
 
-from dovetail.core.caching import Caching, Facts
+from dovetail.core.caching import INDEX, ITEM, Caching, Facts
 from dovetail.core.effects import new_tuple
 from dovetail.core.errors import TemplateError, TooLarge
-from dovetail.core.templates import MAX_CONFIG_SIZE
-from dovetail.core.transitions import Dispatch, Fail, Recall, Stop, Transition
+from dovetail.core.items import item_place
+from dovetail.core.templates import MAX_CONFIG_SIZE, ItemScope, Scope
+from dovetail.core.transitions import Dispatch, Expand, Fail, Recall, Stop, Transition
 from dovetail.engine.cache import NodeCache, caching_of, facts_of
 from dovetail.engine.clock import Clock
+from dovetail.engine.expansion import expansion, failed_expansion
 from dovetail.engine.ports import ScopeReader, Sender, Store, Task, TemplateScope
 
 FIRST_BATCH_SIZE, MAX_BATCH_SIZE = 100, 400
 """Tasks per message to Redis: few at first, because workers wait for them."""
+MAX_KEPT_LISTS = 16
+"""Lists of mapped nodes, each of which may have many megabytes."""
 RECORD_AGAIN_SECONDS = 5.0
 """After a failed write the archive is not tried again for so long."""
 
@@ -57,10 +64,17 @@ class TaskRenderer:
 
     def render(self, order: Dispatch, scope: TemplateScope) -> Task | Fail:
         """The task of one published node, or its failure if its config cannot be rendered."""
-        run, place, token = order
+        return self.render_item(order, scope, scope, None)
+
+    def render_item(
+        self, order: Dispatch, scope: TemplateScope, reading: Scope, value: Any
+    ) -> Task | Fail:
+        """The same for an item of a mapped node: its config reads `reading`, which has the item.
+        Its inputs do not travel with it: they are the same for every item."""
+        run, place, token, item = order
         spec = run.graph.nodes[place]
         try:
-            rendered = spec.config.render(scope, self._max_config_size)
+            rendered = spec.config.render(reading, self._max_config_size)
         except TemplateError as problem:
             return _unrendered(order, problem)
         cache = None
@@ -68,18 +82,20 @@ class TaskRenderer:
             cache = caching_of(spec, rendered)
         fields = (
             run.id,
-            spec.id,
+            spec.id if item is None else order.name,
             token,
             spec.handler,
             rendered.config,
             run.params,
-            scope.inputs(place),
+            scope.inputs(place) if item is None else None,
             spec.timeout_seconds,
             spec.resource_tag,
             rendered.deferred,
             cache,
-            place,
+            place if item is None else item_place(place, item),
             None,
+            value,
+            item,
         )
         return new_tuple(Task, fields)
 
@@ -105,6 +121,8 @@ class Publisher:
         self._clock = clock
         self._record = record
         self._record_again_at = -inf
+        self._lists: OrderedDict[tuple[str, int, int], Sequence[Any]] = OrderedDict()
+        """The lists of mapped nodes that were rendered last, by run, node and epoch."""
 
     async def publish(self, dispatches: Sequence[Dispatch]) -> list[Transition]:
         """Send these nodes. Nodes that need no worker become the transitions that it returns."""
@@ -122,7 +140,9 @@ class Publisher:
         for scope, orders in zip(scopes, by_run.values(), strict=True):
             for order in orders:
                 made: Task | Transition
-                if scope.unread and not _reads_of(order).isdisjoint(scope.unread):
+                if order.run.graph.nodes[order.node_index].for_each is not None:
+                    made = await self._make_of_map(order, scope)
+                elif scope.unread and not _reads_of(order).isdisjoint(scope.unread):
                     made = await self._make_large(order)
                 else:
                     made = self._renderer.render(order, scope)
@@ -167,6 +187,45 @@ class Publisher:
     async def stop(self, order: Stop) -> None:
         await self._sender.stop(order)
 
+    async def _make_of_map(self, order: Dispatch, scope: TemplateScope) -> Task | Fail | Expand:
+        """What expands a mapped node; or the task of one of its items."""
+        run, place, token, item = order
+        try:
+            if scope.unread:
+                scope = await self._scopes.scope_of(order)
+            if item is None:
+                expand, values = expansion(run, scope, place, token)
+                if values is not None:
+                    self._keep_list(order, values)
+                return expand
+            value = (await self._list_of(order))[item]
+        except IndexError:
+            problem = TemplateError("for_each has fewer items than when they were counted")
+            return _unrendered(order, problem)
+        except TemplateError as error:
+            if item is None:
+                return failed_expansion(run, place, token, error)
+            return _unrendered(order, error)
+        return self._renderer.render_item(order, scope, ItemScope(scope, value, item), value)
+
+    async def _list_of(self, order: Dispatch) -> Sequence[Any]:
+        """The list of an item's node. It is rendered again where it is not known: by another
+        process, or after a restart."""
+        key = (order.run.id, order.node_index, order.token.epoch)
+        if key not in self._lists:
+            scope = await self._scopes.scope_of(order._replace(item=None))
+            expand, values = expansion(order.run, scope, order.node_index, order.token)
+            if values is None:
+                raise TemplateError((expand.error or {}).get("message", "for_each gives no list"))
+            self._keep_list(order, values)
+        self._lists.move_to_end(key)
+        return self._lists[key]
+
+    def _keep_list(self, order: Dispatch, values: Sequence[Any]) -> None:
+        self._lists[order.run.id, order.node_index, order.token.epoch] = values
+        while len(self._lists) > MAX_KEPT_LISTS:
+            self._lists.popitem(last=False)
+
     async def _make_large(self, order: Dispatch) -> Task | Fail:
         """The task of a node that reads an output too large to be read with the others."""
         try:
@@ -184,7 +243,8 @@ class Publisher:
                 return facts_of(task.source, reads)
             return await self._scopes.parents_facts(order, reads)
 
-        found = await self._cache.find(task.cache, task.handler, order.run.params, of_parents)
+        own = {} if task.item_index is None else {ITEM: task.item, INDEX: task.item_index}
+        found = await self._cache.find(task.cache, task.handler, order.run.params, of_parents, own)
         if found is None:
             return task
         if isinstance(found, Caching):
@@ -197,7 +257,5 @@ def _reads_of(order: Dispatch) -> frozenset[str]:
 
 
 def _unrendered(order: Dispatch, problem: TemplateError) -> Fail:
-    run, place, token = order
-    name = run.graph.nodes[place].id
-    error = {"type": problem.type, "message": f"node '{name}': {problem}"}
-    return Fail(run.id, name, token, error, permanent=True, unrendered=True)
+    error = {"type": problem.type, "message": f"node '{order.name}': {problem}"}
+    return Fail(order.run.id, order.name, order.token, error, permanent=True, unrendered=True)

@@ -2,7 +2,9 @@
 core.
 
 A node is its index in the definition. A transition carries the part of the graph that its rule
-needs: the children of a completed node, the retries of a failed one.
+needs: the children of a completed node, the retries of a failed one. An item of a mapped node has a
+place beyond every index (`item_place`), so that its states, events and orders are those of a node
+under another number.
 """
 
 from __future__ import annotations
@@ -12,23 +14,25 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
 from dovetail.core.audit.replay import KINDS
 from dovetail.core.dag import Graph, NodeSpec
 from dovetail.core.effects import failure_data
-from dovetail.core.events import TRACEBACK, Event, Token
+from dovetail.core.events import Event, Token
+from dovetail.core.items import ENDED, ItemEnd, MapState, item_name, split_name
 from dovetail.core.run import NodeState, Phase, RunState
 from dovetail.core.states import NodeStatus, Reason, RunStatus
-from dovetail.core.templates import Condition
+from dovetail.core.templates import Condition, compile_config
 from dovetail.core.transitions import (
     NOTHING,
     Cancel,
     Complete,
     Decision,
     Dispatch,
+    Expand,
     Fail,
     Park,
     Progress,
@@ -89,12 +93,17 @@ _PHASES = {
     "P": Phase.PUBLISHED,
     "K": Phase.PARKED,
     "B": Phase.BACKING_OFF,
+    "E": Phase.EXPANDING,
 }
 STATUS_LETTERS = {status: letter for letter, status in _STATUSES.items()}
 PHASE_LETTERS = {phase: letter for letter, phase in _PHASES.items()}
 SEPARATOR = "|"
-PARTS = ("meta", "nodes", "deps", "out", "ends", "events", "held")
-"""The keys of a run."""
+PARTS = ("meta", "nodes", "deps", "out", "ends", "events", "held", "maps", "items", "queue")
+"""The keys of a run; the last three are for the items of mapped nodes, see items.lua."""
+PLACES = 1 << 20
+"""An item's place: the index of its node plus one, times this, plus its number."""
+HELD_AT, ENDED_AT = 1 << 40, 1 << 41
+"""Where the scores of held items, and of items that ended without an output, begin in `queue`."""
 UNIT = 100_000
 """How `deps` counts: so much for a settled parent, one more for a completed one."""
 PENDING = 6
@@ -103,15 +112,58 @@ COUNTS = b"counts"
 """Beside the states of the nodes: see effects.lua."""
 
 
+def item_place(index: int, item: int) -> int:
+    return (index + 1) * PLACES + item
+
+
+def split_place(place: int) -> tuple[int, int | None]:
+    """The index of a node, and the number of its item, if it is the place of one."""
+    if place < PLACES:
+        return place, None
+    owner, item = divmod(place, PLACES)
+    return owner - 1, item
+
+
+def name_at(graph: Graph, place: int) -> str:
+    """The name of the node or item at this place."""
+    index, item = split_place(place)
+    name = graph.nodes[index].id
+    return name if item is None else item_name(name, item)
+
+
+def place_in(graph: Graph, name: str) -> int | None:
+    """The reverse of `name_at`; of an item also if there is no such number."""
+    index = graph.index.get(name)
+    if index is not None:
+        return index
+    node, item = split_name(name)
+    index = graph.index.get(node)
+    if item is None or index is None or graph.nodes[index].for_each is None:
+        return None
+    return item_place(index, item)
+
+
 def _needs(graph: Graph, spec: NodeSpec) -> tuple[int, ...]:
     reads = [graph.index[name] for name in spec.config.reads if name in graph.index]
+    if spec.for_each is not None:  # its handlers read inputs themselves, if they want one
+        own = ("item", "index")
+        return tuple(dict.fromkeys(place for place in reads if graph.nodes[place].id not in own))
     return tuple(dict.fromkeys([*spec.parents, *reads]))
+
+
+def _list_needs(graph: Graph, spec: NodeSpec) -> tuple[int, ...]:
+    if spec.for_each is None or graph.workflow is None:
+        return ()
+    given = graph.workflow.nodes[spec.index].for_each
+    reads = () if given is None else compile_config({"items": given.items}).reads
+    return tuple(sorted(graph.index[name] for name in reads if name in graph.index))
 
 
 def _is_plain(graph: Graph, spec: NodeSpec, needs: Sequence[int]) -> bool:
     return (
         graph.max_concurrency is None  # else whether there is room is for the script to say
         and spec.condition is None
+        and spec.for_each is None
         and spec.cache_ttl is None
         and len(needs) == len(spec.parents)
     )
@@ -135,8 +187,6 @@ class GraphShape:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.names = graph.index.keys() | {None}
-        """What a transition may be about: a node, or None for the run itself."""
         conditional = [int(spec.condition is not None) for spec in graph.nodes]
         self._children = [
             [
@@ -150,9 +200,14 @@ class GraphShape:
         flags = "".join("1" if spec.allow_failure else "0" for spec in graph.nodes)
         self.allowed = flags if "1" in flags else ""
         """A digit for each node, 1 if its failure is allowed; empty if that is so of no node."""
+        flags = "".join("0" if spec.for_each is None else "1" for spec in graph.nodes)
+        self.mapped = flags if "1" in flags else ""
+        """The same, 1 for a mapped node."""
+        self.list_needs = [_list_needs(graph, spec) for spec in graph.nodes]
+        """Of each mapped node, the nodes that its list reads."""
         self.children_text = [
             "?"
-            if any(conditional[child] for child in spec.children)
+            if not all(graph.nodes[child].is_direct for child in spec.children)
             else ",".join(f"{child}:{len(graph.nodes[child].parents)}" for child in spec.children)
             for spec in graph.nodes
         ]
@@ -170,13 +225,37 @@ class GraphShape:
         their messages, and how many parents they have."""
         self.is_wide = any(len(several) > WIDE for several in (graph.roots, *self._children))
         self.roots_text = ",".join(map(str, graph.roots))
-        self.conditional_root = any(conditional[root] for root in graph.roots)
+        self.conditional_root = not all(graph.nodes[root].is_direct for root in graph.roots)
         self.foreseeable_roots = [root for root in graph.roots if plain[root]]
         if self.conditional_root:
             self.foreseeable_roots = []
 
     def children(self, place: int) -> list[list[int]]:
         return self._children[place]
+
+    def knows(self, name: str | None) -> bool:
+        """Whether a transition may be about it: a node, an item, or None for the run itself."""
+        return name is None or place_in(self.graph, name) is not None
+
+    def needs_of(self, order: Dispatch) -> tuple[int, ...]:
+        """The nodes whose outputs are needed to publish a node or an item, or to expand a node."""
+        _, index, _, item = order
+        is_expansion = item is None and self.is_mapped(index)
+        return self.list_needs[index] if is_expansion else self.needs[index]
+
+    def is_mapped(self, place: int) -> bool:
+        return self.mapped[place : place + 1] == "1"
+
+    def request(self, moves: Sequence[Fields]) -> bytes:
+        """These transitions as `apply.lua` takes them."""
+        body: Fields = {"moves": moves}
+        if self.allowed:
+            body["allowed"] = self.allowed
+        if self.mapped:
+            body["mapped"] = self.mapped
+            owners = {split_place(move["i"])[0] for move in moves if "i" in move}
+            body["kids"] = {str(i): self._children[i] for i in owners if self.is_mapped(i)}
+        return orjson.dumps(body)
 
     def families(self, ready: Iterable[int], skipped: Iterable[int]) -> dict[str, list[Any]]:
         """What `settle.lua` has to know of the graph: of these nodes, and of those near below the
@@ -226,11 +305,12 @@ def encode_transition(move: Transition, shape: GraphShape, now: float, nonce: in
         return fields | _MAKERS[type(move)](move, shape, -1)
     if isinstance(move, Retry):
         return fields | _retry(move, shape)
-    place = shape.graph.index[move.node]
+    place = place_in(shape.graph, move.node)
+    assert place is not None  # noqa: S101 - the caller has looked
     epoch, attempt, token_nonce = move.token
     fields |= {"i": place, "te": epoch, "ta": attempt, "n": str(token_nonce)}
     make = _MAKERS.get(type(move))
-    return fields if make is None else fields | make(move, shape, place)
+    return fields if make is None else fields | make(move, shape, split_place(place)[0])
 
 
 def _json(value: Any) -> str:
@@ -243,9 +323,7 @@ def _complete(move: Complete | Recall, shape: GraphShape, place: int) -> Fields:
 
 def _fail(move: Fail, shape: GraphShape, place: int) -> Fields:
     spec = shape.graph.nodes[place]
-    data = failure_data(move.error)
-    fields: Fields = {
-        "error": _json(data["error"]),
+    fields = _error_fields(move.error) | {
         "permanent": move.permanent,
         "unrendered": move.unrendered,
         "max_retries": spec.max_retries,
@@ -254,13 +332,16 @@ def _fail(move: Fail, shape: GraphShape, place: int) -> Fields:
         "jitter": spec.retry.jitter,
         "chance": move.chance,
     }
-    if TRACEBACK in data:
-        fields["traceback"] = _json(data[TRACEBACK])
     if move.after is not None:
         fields["after"] = move.after
     if move.at_least is not None:
         fields["at_least"] = move.at_least
     return fields
+
+
+def _error_fields(error: dict[str, Any]) -> Fields:
+    """The error itself, and the traceback beside it."""
+    return {name: _json(value) for name, value in failure_data(error).items()}
 
 
 def _reap(move: Reap, shape: GraphShape, place: int) -> Fields:
@@ -279,6 +360,16 @@ def _park(move: Park, shape: GraphShape, place: int) -> Fields:
     return {"until": time_text(move.until), "tag": _json(tag)}
 
 
+def _expand(move: Expand, shape: GraphShape, place: int) -> Fields:
+    spec = shape.graph.nodes[place].for_each
+    if move.error is not None:
+        return _error_fields(move.error)
+    if spec is None:  # which is refused: it is no mapped node
+        return {"total": move.total}
+    tolerated = spec.tolerated(move.total)
+    return {"total": move.total, "window": spec.window, "tolerated": tolerated}
+
+
 def _progress(move: Progress, shape: GraphShape, place: int) -> Fields:
     return {"data": _json({"fraction": move.fraction, "message": move.message})}
 
@@ -294,6 +385,7 @@ _MAKERS: dict[type, Callable[[Any, GraphShape, int], Fields]] = {
         "behind": repr(move.behind),
     },
     Cancel: lambda move, shape, _: {},
+    Expand: _expand,
     Park: _park,
     Progress: _progress,
 }
@@ -307,18 +399,25 @@ def decode_decision(answer: Sequence[Any], run: RunState, seq: int) -> Decision:
     changed, events, dispatch, wake, stop, ended, _ = answer
     if not (changed or events or dispatch):
         return NOTHING
-    names = run.graph.nodes
+    graph = run.graph
     decision = Decision()
     decision.changed = [int(place) for place in changed]
-    decision.events = [event_of(text, n, run.graph) for n, text in enumerate(events, seq + 1)]
-    decision.dispatch = [Dispatch(run, int(order[0]), _token(order[1:])) for order in dispatch]
+    decision.events = [event_of(text, n, graph) for n, text in enumerate(events, seq + 1)]
+    decision.dispatch = [dispatch_of(run, int(order[0]), _token(order[1:])) for order in dispatch]
     decision.wake = [
-        (float(order[0]), Wake(run.id, names[int(order[1])].id, _token(order[2:])))
+        (float(order[0]), Wake(run.id, name_at(graph, int(order[1])), _token(order[2:])))
         for order in wake
     ]
-    decision.stop = [Stop(run.id, names[int(order[0])].id, _token(order[1:])) for order in stop]
+    decision.stop = [
+        Stop(run.id, name_at(graph, int(order[0])), _token(order[1:])) for order in stop
+    ]
     decision.ended = bool(ended)
     return decision
+
+
+def dispatch_of(run: RunState, place: int, token: Token) -> Dispatch:
+    index, item = split_place(place)
+    return Dispatch(run, index, token, item)
 
 
 def joined(first: Decision, then: Decision) -> Decision:
@@ -346,7 +445,7 @@ def event_of(text: bytes, seq: int, graph: Graph) -> Event:
             data = {"error": run_error(data, graph)}
         if "cause" in data:
             data = {**data, "cause": graph.nodes[data["cause"]].id}
-    name = None if place is None else graph.nodes[place].id
+    name = None if place is None else name_at(graph, place)
     return Event(seq, float(time), kind, epoch, name, attempt, data)
 
 
@@ -389,9 +488,135 @@ def run_of(
         if run.max_bytes is not None:
             run.nodes[place].size = len(output)
     for key, ending in ends.items():
-        _end(run.nodes[int(key)], ending, run.graph)
+        if int(key) < PLACES:
+            _end(run.nodes[int(key)], ending, run.graph)
     run.held = [i for i, node in enumerate(run.nodes) if node.phase is Phase.HELD]
     return run
+
+
+class MapCounts(NamedTuple):
+    """What the scripts count of a mapped node, in this order; see items.lua."""
+
+    total: int
+    window: int
+    tolerated: int
+    next: int
+    again: int
+    out: int
+    running: int
+    completed: int
+    failed: int
+    cancelled: int
+    first: int
+    bytes: int
+
+    @classmethod
+    def parse(cls, text: bytes) -> MapCounts:
+        return cls(*map(int, text.split(SEPARATOR.encode())))
+
+    @property
+    def text(self) -> str:
+        return SEPARATOR.join(map(str, self))
+
+    @property
+    def output_size(self) -> int:
+        """The bytes of the node's output, which is a list: some places of it are null."""
+        return self.bytes + 4 * (self.total - self.completed) + max(self.total - 1, 0) + 2
+
+
+class StoredMaps(NamedTuple):
+    """What Redis has of the items of a run, but for those that have ended."""
+
+    maps: Mapping[int, bytes]
+    """By index the counts of a mapped node, by place the state of an item that is out."""
+    queue: Mapping[int, int]
+    """Scores by place."""
+
+    @classmethod
+    def parse(cls, maps: Sequence[bytes], queue: Sequence[bytes]) -> StoredMaps:
+        return cls(
+            {int(place): text for place, text in pairs(maps)},
+            {int(place): int(float(score)) for place, score in pairs(queue)},
+        )
+
+    def ended(self, index: int, *, without_output: bool = False) -> list[int]:
+        """The places of a node's items that have ended."""
+        first = item_place(index, 0)
+        last = first + MapCounts.parse(self.maps[index]).next
+        if without_output:
+            return sorted(p for p, at in self.queue.items() if at >= ENDED_AT and first <= p < last)
+        waiting = {place for place, at in self.queue.items() if at < HELD_AT}
+        return [p for p in range(first, last) if p not in self.maps and p not in waiting]
+
+
+def add_maps(
+    run: RunState,
+    stored: StoredMaps,
+    ends: Mapping[bytes, bytes],
+    records: Mapping[int, bytes],
+) -> None:
+    """Add the items of mapped nodes to a run. An item that has ended and has no record here counts
+    as completed, and its output is not known."""
+    by_node: dict[int, list[tuple[int, bytes]]] = {}
+    for place, text in stored.maps.items():
+        index, item = split_place(place)
+        if item is not None:
+            by_node.setdefault(index, []).append((item, text))
+    for index, text in stored.maps.items():
+        if index >= PLACES:
+            continue
+        counts, node = MapCounts.parse(text), run.nodes[index]
+        node.items = items = MapState(counts.total)
+        for item, state in by_node.get(index, ()):
+            one = node_of(state.decode())
+            if (ending := ends.get(b"%d" % item_place(index, item))) is not None:
+                _end(one, ending, run.graph)
+            items.begin(item, one)
+        for place in stored.ended(index):
+            record = records.get(place)
+            item = place - item_place(index, 0)
+            if record is None:
+                items.statuses[item] = ENDED[NodeStatus.COMPLETED]
+            else:
+                _add_ended(items, item, record)
+        items.running, items.completed = counts.running, counts.completed
+        items.failed = counts.failed
+        items.ready = sorted(i for i, one in items.out.items() if one.phase is Phase.HELD)
+        if node.status is NodeStatus.COMPLETED:
+            node.output = items.outputs
+        if run.max_bytes is not None:
+            node.size = counts.bytes
+
+
+def _add_ended(items: MapState, item: int, record: bytes) -> None:
+    status, end, output = item_end(record)
+    items.statuses[item] = ENDED[status]
+    items.ended[item] = end
+    if output is not None:
+        items.outputs[item] = orjson.loads(output)
+
+
+def item_end(record: bytes) -> tuple[NodeStatus, ItemEnd, bytes | None]:
+    """How an item ended, and its output, if it has one."""
+    head, _, output = record.partition(b"\n") if record[:1] == b"C" else (record, b"", b"")
+    parts = head.decode().split(SEPARATOR, 7)
+    letter, epoch, attempt, worker, started, finished = parts[:6]
+    reason, error = parts[6:] if len(parts) == 8 else ("", "")
+    end = ItemEnd(
+        int(epoch),
+        int(attempt),
+        worker or None,
+        float(started) if started else None,
+        float(finished),
+        orjson.loads(error) if error else None,
+        Reason(reason) if reason else None,
+    )
+    return _STATUSES[letter], end, output if letter == "C" else None
+
+
+def output_in(record: bytes | None) -> bytes:
+    """The output of an item that has ended, as JSON: null if it has none."""
+    return record.partition(b"\n")[2] if record is not None and record[:1] == b"C" else b"null"
 
 
 def take_counts(states: dict[bytes, bytes]) -> dict[bytes, bytes]:
@@ -439,7 +664,7 @@ def held_of(states: Sequence[bytes]) -> list[tuple[int, Token, float]]:
     """Of the hash of a run's nodes, as Redis answers it: what runs, and until when it is held."""
     found = []
     for place, state in zip(states[::2], states[1::2], strict=True):
-        if state.startswith(b"R|") and place.isdigit():
+        if state.startswith(b"R|") and place.isdigit():  # no mapped node: that has no lease
             node = node_of(state.decode())
             if node.lease_until is not None:
                 found.append((int(place), node.token, node.lease_until))
@@ -506,7 +731,7 @@ def event_text(event: Event, graph: Graph) -> bytes:
         data = {**data, "cause": graph.index[data["cause"]]}
     if data is not None and kind == "run.failed":
         data = failure_of(data["error"], graph)
-    place = None if node is None else graph.index[node]
+    place = None if node is None else place_in(graph, node)
     return orjson.dumps([time, kind, epoch, place, attempt, data])
 
 

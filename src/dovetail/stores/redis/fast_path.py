@@ -22,13 +22,25 @@ import orjson
 from dovetail.core.dag import Graph
 from dovetail.core.effects import new_tuple
 from dovetail.core.events import Event, Token
+from dovetail.core.items import split_name
 from dovetail.core.run import Phase, RunState
 from dovetail.core.states import NodeStatus
 from dovetail.core.transitions import NOTHING, TAKEN, Claim, Complete, Decision, Dispatch, Submit
 from dovetail.engine.ports import Task
 from dovetail.redis_client.pipelined import Argument, Command, PipelinedRedis
 from dovetail.stores.records import StoredDefinition
-from dovetail.stores.redis.codec import SEPARATOR, GraphShape, held_of, node_of, source, time_text
+from dovetail.stores.redis.codec import (
+    PLACES,
+    SEPARATOR,
+    GraphShape,
+    held_of,
+    name_at,
+    node_of,
+    place_in,
+    source,
+    split_place,
+    time_text,
+)
 from dovetail.stores.redis.run_index import batch_of
 from dovetail.stores.redis.scope import RedisTemplateScope, RunHeaderCache
 
@@ -46,7 +58,7 @@ def foresee_roots(run: RunState, shape: GraphShape, token: Token) -> Foreseen | 
     roots = shape.foreseeable_roots[:MAX_DISPATCHED_AHEAD]
     if not roots:
         return None
-    return [new_tuple(Dispatch, (run, place, token)) for place in roots], RedisTemplateScope(run)
+    return [new_tuple(Dispatch, (run, place, token, None)) for place in roots], RedisTemplateScope(run)
 
 
 def foresee(
@@ -76,7 +88,7 @@ def foresee(
     for place, output in outputs.items():
         scope.add(place, NodeStatus.COMPLETED, output, None)
     ahead = islice(ready, MAX_DISPATCHED_AHEAD)
-    return [new_tuple(Dispatch, (run, place, token)) for place in ahead], scope
+    return [new_tuple(Dispatch, (run, place, token, None)) for place in ahead], scope
 
 
 MAX_NODES_PER_CALL = 500
@@ -160,20 +172,37 @@ def claim_args(worker: str, until: float, now: float, *, again: bool) -> list[Ar
     return [time_text(now), time_text(until), name, orjson.dumps(name), "1" if again else "0"]
 
 
+NODE_STARTED = 2
+"""How `claim_items.lua` grants the first item of a node: the node is RUNNING with it."""
+
+
 def claimed_token(token: Token) -> str:
     return "{}|{}|{}".format(*token)
 
 
-def claimed(move: Claim, place: int, answer: Sequence[int], now: float) -> Decision:
-    """What the claim of one node decided."""
+def claim_script(run_id: str, place: int) -> tuple[str, tuple[str, ...]]:
+    """The script that claims a node, or an item, and its keys."""
+    own = f"wf:{{{run_id}}}:"
+    if place < PLACES:
+        return "claim", (own + "nodes", own + "events")
+    return "claim_items", (own + "maps", own + "events", own + "nodes")
+
+
+def claimed(move: Claim, graph: Graph, place: int, answer: Sequence[int], now: float) -> Decision:
+    """What the claim of one node, or item, decided."""
     seq, granted = answer
     if not granted:
         return NOTHING
     decision = Decision()
-    decision.changed.append(place)
+    index, _ = split_place(place)
+    decision.changed.append(index)
     data = {"worker": move.worker.replace(SEPARATOR, "/")}
     epoch, attempt, _ = move.token
-    decision.events.append(Event(seq, now, "node.started", epoch, move.node, attempt, data))
+    first = seq - (granted == NODE_STARTED)
+    decision.events.append(Event(first, now, "node.started", epoch, move.node, attempt, data))
+    if granted == NODE_STARTED:  # with its first item
+        own = (epoch, graph.nodes[index].id, 1, {"worker": None})
+        decision.events.append(Event(seq, now, "node.started", *own))
     return decision
 
 
@@ -257,34 +286,38 @@ class Claims:
         self, tasks: Sequence[Task], worker: str, until: float, now: float
     ) -> list[bool]:
         """Which of these starts are this worker's now; see `Claim`."""
-        by_run: dict[str, list[int]] = {}
+        by_run: dict[tuple[str, str | None], list[int]] = {}
+        """Of each run the nodes together, and the items of each mapped node together."""
         seen: set[Start] = set()
         for at, task in enumerate(tasks):
             start = (task.run_id, task.node_id, task.token)
             if start not in seen:  # a message that came twice
                 seen.add(start)
-                by_run.setdefault(task.run_id, []).append(at)
+                node, item = split_name(task.node_id)
+                owner = None if item is None else node
+                by_run.setdefault((task.run_id, owner), []).append(at)
         same = claim_args(worker, until, now, again=True)
-        claims = source("claim")
         commands: list[Command] = []
         asked: list[list[int]] = []
         last, token = None, ""
-        for run_id, all_mine in by_run.items():
-            keys = (_nodes_of(run_id), f"wf:{{{run_id}}}:events")
+        for (run_id, owner), all_mine in by_run.items():
             for mine in _pieces(all_mine):
+                script, keys = "claim", (_nodes_of(run_id), f"wf:{{{run_id}}}:events")
                 known: list[int] = []
                 args = [*same]
                 for at in mine:
                     task = tasks[at]
                     place = await self._place(task) if task.node_index is None else task.node_index
-                    if place is None:
+                    if place is None or (place >= PLACES) is (owner is None):
                         continue
                     if task.token is not last:  # what became ready together has one
                         last, token = task.token, claimed_token(task.token)
+                    if place >= PLACES:
+                        script, keys = claim_script(run_id, place)
                     args += (place, token)
                     known.append(at)
                 if known:
-                    commands.append(self._redis.script_command(claims, keys, args))
+                    commands.append(self._redis.script_command(source(script), keys, args))
                     asked.append(known)
         granted = [False] * len(tasks)
         answers = await self._redis.call_many(commands, now=True)
@@ -299,7 +332,7 @@ class Claims:
         commands: list[Command] = []
         for task in tasks:
             place = await self._place(task)
-            commands.append(("HGET", _nodes_of(task.run_id), -1 if place is None else place))
+            commands.append(("HGET", _key_of(task.run_id, place), -1 if place is None else place))
         found = []
         for task, state in zip(tasks, await self._redis.call_many(commands), strict=True):
             start = (task.run_id, task.node_id, task.token)
@@ -328,10 +361,10 @@ class Claims:
                 header = self._headers.get(run_id) or await self._headers.find(run_id)
                 if header is None:  # it is gone, and all that waited in it
                     continue
-                index = header.run.graph.index
+                graph = header.run.graph
                 for some in _pieces(by_run[run_id]):
-                    places = [index.get(starts[at][1], -1) for at in some]
-                    asked.append((("HMGET", _nodes_of(run_id), *places), some))
+                    places = [place_in(graph, starts[at][1]) for at in some]
+                    asked += _reading(run_id, places, some)
             answers = await self._redis.call_many([command for command, _ in asked])
             for (_, some), states in zip(asked, answers, strict=True):
                 for at, state in zip(some, states, strict=True):
@@ -341,14 +374,21 @@ class Claims:
         return found
 
     async def running(self, run_ids: Sequence[str]) -> list[tuple[Start, float]]:
-        """The running nodes of these runs, and the ends of their leases."""
+        """The running nodes and items of these runs, and the ends of their leases."""
         held: dict[str, list[tuple[int, Token, float]]] = {}
         for at in range(0, len(run_ids), BATCH_SIZE):  # a run may be large
             part = run_ids[at : at + BATCH_SIZE]
             asked: list[Command] = [("HGETALL", _nodes_of(run_id)) for run_id in part]
+            with_items: list[str] = []
             for run_id, flat in zip(part, await self._redis.call_many(asked), strict=True):
                 if own := held_of(flat):
                     held[run_id] = own
+                if any(b"|-2|" in state for state in flat[1::2]):  # the token of a mapped node
+                    with_items.append(run_id)
+            maps: list[Command] = [("HGETALL", f"wf:{{{one}}}:maps") for one in with_items]
+            for run_id, flat in zip(with_items, await self._redis.call_many(maps), strict=True):
+                if own := held_of(flat):
+                    held.setdefault(run_id, []).extend(own)
         await self._headers.look_for(held)
         found: list[tuple[Start, float]] = []
         for run_id, own in held.items():
@@ -356,8 +396,8 @@ class Claims:
             header = self._headers.get(run_id) or await self._headers.find(run_id)
             if header is None:  # it was lost, or dropped, meanwhile
                 continue
-            nodes = header.run.graph.nodes
-            found += [((run_id, nodes[place].id, token), until) for place, token, until in own]
+            graph = header.run.graph
+            found += [((run_id, name_at(graph, place), token), until) for place, token, until in own]
         return found
 
     async def _place(self, task: Task) -> int | None:
@@ -365,11 +405,28 @@ class Claims:
         if task.node_index is not None:
             return task.node_index
         header = await self._headers.find(task.run_id)
-        return None if header is None else header.run.graph.index.get(task.node_id)
+        return None if header is None else place_in(header.run.graph, task.node_id)
 
 
 def _nodes_of(run_id: str) -> str:
     return f"wf:{{{run_id}}}:nodes"
+
+
+def _key_of(run_id: str, place: int | None) -> str:
+    """Where the state of a node is, or of an item that is out."""
+    return f"wf:{{{run_id}}}:{'nodes' if place is None or place < PLACES else 'maps'}"
+
+
+def _reading(
+    run_id: str, places: Sequence[int | None], some: Sequence[int]
+) -> list[tuple[Command, list[int]]]:
+    """The commands that read the states at these places, each with what it is asked for."""
+    by_key: dict[str, tuple[list[int], list[int]]] = {}
+    for place, at in zip(places, some, strict=True):
+        wanted, asked = by_key.setdefault(_key_of(run_id, place), ([], []))
+        wanted.append(-1 if place is None else place)
+        asked.append(at)
+    return [(("HMGET", key, *wanted), asked) for key, (wanted, asked) in by_key.items()]
 
 
 def _pieces(places: list[int]) -> list[list[int]]:

@@ -20,7 +20,7 @@ import orjson
 
 from dovetail.core.dag import Graph
 from dovetail.core.effects import new_tuple
-from dovetail.core.errors import BrokenRun, TemplateError, TooLarge
+from dovetail.core.errors import BrokenRun, StoreError, TemplateError, TooLarge
 from dovetail.core.outputs import MAX_INPUT_BYTES, PART_BYTES, check_rendering, parts
 from dovetail.core.run import RunState
 from dovetail.core.states import NodeStatus
@@ -28,7 +28,16 @@ from dovetail.core.templates import NodeValue, Scope
 from dovetail.core.transitions import Complete, Dispatch, Submit
 from dovetail.redis_client.pipelined import Argument, Command, PipelinedRedis
 from dovetail.stores.records import Definitions
-from dovetail.stores.redis.codec import UNIT, Fields, GraphShape, nodes_of, source
+from dovetail.stores.redis.codec import (
+    UNIT,
+    Fields,
+    GraphShape,
+    MapCounts,
+    item_place,
+    nodes_of,
+    output_in,
+    source,
+)
 from dovetail.stores.redis.definitions import definition, definition_key
 from dovetail.stores.redis.run_index import ORIGIN_FIELDS, RunOrigin, origin
 
@@ -167,13 +176,14 @@ class RedisOutputs:
         return {run_id: OutputPart(*part) for run_id, part in zip(wanted, answers, strict=True)}
 
     async def all(
-        self, run_id: str, places: Sequence[int], epoch: bytes
+        self, run_id: str, places: Sequence[int], epoch: bytes, key: str = "out"
     ) -> dict[int, bytes] | None:
-        """The outputs of these nodes that exist. None if the run has left this epoch."""
+        """The outputs of these nodes that exist; with the key `items`, the records of items. None
+        if the run has left this epoch."""
         found: dict[int, bytes] = {}
         while places:
             (answer,) = await self._redis.call_many(
-                [self._asking(run_id, places, OUTPUT_PART_BYTES, 1)]
+                [self._asking(run_id, places, OUTPUT_PART_BYTES, 1, key)]
             )
             part = OutputPart(*answer)
             if part.epoch != epoch:
@@ -182,12 +192,30 @@ class RedisOutputs:
             places = places[len(part.outputs) :]
         return found
 
-    def _asking(self, run_id: str, places: Sequence[int], most: int, least: int) -> Command:
+    def _asking(
+        self, run_id: str, places: Sequence[int], most: int, least: int, key: str = "out"
+    ) -> Command:
         own = f"wf:{{{run_id}}}:"
         args: list[Argument] = [most, least, *places[:MAX_OUTPUTS_PER_CALL]]
         return self._redis.script_command(
-            source("within", "outputs"), (own + "meta", own + "out"), args
+            source("within", "outputs"), (own + "meta", own + key), args
         )
+
+
+    async def of_map(self, run_id: str, index: int) -> bytes | None:
+        """The output of a mapped node, a list with the outputs of its items. None if the run does
+        not have them any more."""
+        own = f"wf:{{{run_id}}}:"
+        asked: list[Command] = [("HGET", own + "maps", index), ("HGET", own + "meta", "epoch")]
+        counts, epoch = await self._redis.call_many(asked)
+        if counts is None or epoch is None:
+            return None
+        first = item_place(index, 0)
+        places = range(first, first + MapCounts.parse(counts).total)
+        records = await self.all(run_id, places, epoch, key="items")
+        if records is None:
+            return None
+        return b"[%b]" % b",".join(output_in(records.get(place)) for place in places)
 
 
 def there(places: Sequence[int], outputs: Sequence[bytes | None]) -> dict[int, bytes]:
@@ -287,6 +315,7 @@ class RedisScopes:
     ) -> None:
         self._redis = redis
         self._headers = headers
+        self._outputs = RedisOutputs(redis)
         self.max_input_bytes = max_input_bytes
         """What one node may read."""
         self.just_written = OutputCache()
@@ -304,12 +333,12 @@ class RedisScopes:
         most = max(PART_BYTES // max(1, len(orders)), MIN_RUN_BYTES)
         for run_id, dispatches in orders.items():
             run = dispatches[0].run
-            needs = self._headers.shape(run.graph).needs
+            shape = self._headers.shape(run.graph)
             just_written = self.just_written.taken(run_id)
             scope = RedisTemplateScope(run)
             made.append(scope)
             lacking = []
-            for need in {need for _, place, _ in dispatches for need in needs[place]}:
+            for need in {need for order in dispatches for need in shape.needs_of(order)}:
                 if need in just_written:
                     scope.add(need, NodeStatus.COMPLETED, just_written[need], None)
                 else:
@@ -338,7 +367,7 @@ class RedisScopes:
         scope = RedisTemplateScope(run)
         index = run.graph.index
         places = {name: index[name] for name in names if name in index}
-        sizes = await self.sizes(run.id, places)
+        sizes = await self.sizes(run, places)
         check_rendering(sizes, self.max_input_bytes)
         for part in parts(sizes):
             wanted = [places[name] for name in part]
@@ -346,19 +375,36 @@ class RedisScopes:
             await self._add([(scope, wanted)], [answer])
         return scope
 
-    async def sizes(self, run_id: str, places: Mapping[str, int]) -> dict[str, int]:
+    async def sizes(self, run: RunState, places: Mapping[str, int]) -> dict[str, int]:
         """The bytes of these outputs, 0 for one that is not there."""
+        own = f"wf:{{{run.id}}}:"
         wanted = [*places.values()]
         asked = [
             self._redis.script_command(
-                source("input_sizes"),
-                [f"wf:{{{run_id}}}:out"],
-                wanted[at : at + MAX_OUTPUTS_PER_CALL],
+                source("input_sizes"), [own + "out"], wanted[at : at + MAX_OUTPUTS_PER_CALL]
             )
             for at in range(0, len(wanted), MAX_OUTPUTS_PER_CALL)
         ]
         answers = await self._redis.call_many(asked)
-        return dict(zip(places, (size for answer in answers for size in answer), strict=True))
+        found = dict(zip(places, (size for answer in answers for size in answer), strict=True))
+        shape = self._headers.shape(run.graph)
+        if maps := [name for name, size in found.items() if not size and shape.mapped]:
+            maps = [name for name in maps if shape.is_mapped(places[name])]
+            keys = ("nodes", "maps")
+            asked = [("HGET", own + key, places[name]) for name in maps for key in keys]
+            states = iter(await self._redis.call_many(asked))
+            for name, state, counts in zip(maps, states, states, strict=False):
+                if state is not None and state[:1] == b"C" and counts is not None:
+                    found[name] = MapCounts.parse(counts).output_size
+        return found
+
+    async def of_map(self, run: RunState, index: int) -> bytes:
+        """The output of a completed mapped node. Raises `StoreError` if it is gone."""
+        found = await self._outputs.of_map(run.id, index)
+        if found is None:
+            name = run.graph.nodes[index].id
+            raise StoreError(f"run {run.id}: the items of '{name}' are not there any more")
+        return found
 
     async def of(
         self, run: RunState, places: list[int], *, behind: Sequence[Command]
@@ -401,8 +447,13 @@ class RedisScopes:
         for scope, places in doubtful:
             states, ends, outputs = next(answers), next(answers), next(answers)
             found = nodes_of(scope.run.graph, places, states, outputs, ends)
-            for place, node in found.items():
-                output = node.output if node.status is NodeStatus.COMPLETED else None
+            shape = self._headers.shape(scope.run.graph)
+            for (place, node), stored in zip(found.items(), outputs, strict=True):
+                output = None
+                if node.status is NodeStatus.COMPLETED:
+                    output = node.output
+                    if stored is None and shape.is_mapped(place):
+                        output = orjson.loads(await self.of_map(scope.run, place))
                 scope.add(place, node.status, output, node.error)
 
 

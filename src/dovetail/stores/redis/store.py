@@ -32,9 +32,10 @@ from dovetail.core.dag import Graph
 from dovetail.core.definition.source import gc_paused
 from dovetail.core.errors import BrokenRun, NotFound, StoreError
 from dovetail.core.events import Event, Token
+from dovetail.core.items import split_name
 from dovetail.core.outputs import MAX_INPUT_BYTES, OutputReference, ReadBudget, parts
 from dovetail.core.run import Phase, RunState
-from dovetail.core.states import RunStatus
+from dovetail.core.states import NodeStatus, RunStatus
 from dovetail.core.step import begin
 from dovetail.core.transitions import (
     NOTHING,
@@ -59,9 +60,13 @@ from dovetail.redis_client.pipelined import Argument, Command, PipelinedRedis
 from dovetail.stores.records import no_run
 from dovetail.stores.redis.codec import (
     PENDING,
+    PLACES,
     SEPARATOR,
     WIDE,
     Fields,
+    MapCounts,
+    StoredMaps,
+    add_maps,
     decode_decision,
     encode_transition,
     event_of,
@@ -69,8 +74,10 @@ from dovetail.stores.redis.codec import (
     keys_of,
     new_nonce,
     pairs,
+    place_in,
     run_of,
     source,
+    split_place,
     take_counts,
     time_text,
 )
@@ -80,6 +87,7 @@ from dovetail.stores.redis.fast_path import (
     Claims,
     Foreseen,
     claim_args,
+    claim_script,
     claimed,
     claimed_token,
     complete_args,
@@ -113,6 +121,7 @@ from dovetail.stores.redis.timers import ACTIVE
 
 RULES = (
     "effects",
+    "items",
     "renew",
     "complete",
     "recall",
@@ -125,6 +134,7 @@ RULES = (
     "wake",
     "progress",
     "settle",
+    "item_rules",
     "apply",
 )
 HOT = ("submit", "complete_many")
@@ -390,7 +400,7 @@ class RedisStore:
         header = await self._headers.find(run_id)
         if header is None:
             return
-        todo = [place for place in places if _node_of(moves[place]) in header.shape.names]
+        todo = [place for place in places if header.shape.knows(_node_of(moves[place]))]
         while todo:
             move = moves[todo[0]]
             if type(move) is Claim:  # it has a script of its own
@@ -407,12 +417,13 @@ class RedisStore:
             todo = todo[count:]
 
     async def _claim(self, header: RunHeader, move: Claim, now: float) -> Decision:
-        place = header.run.graph.index[move.node]
-        _, nodes, _, _, _, events, _ = keys_of(move.run_id)
+        place = place_in(header.run.graph, move.node)
+        assert place is not None  # noqa: S101 - the caller has looked
         args = claim_args(move.worker, move.lease_until, now, again=False)
         args += (place, claimed_token(move.token))
-        answer = await self._redis.call_script(source("claim"), (nodes, events), args)
-        return claimed(move, place, answer, now)
+        script, keys = claim_script(move.run_id, place)
+        answer = await self._redis.call_script(source(script), keys, args)
+        return claimed(move, header.run.graph, place, answer, now)
 
     async def _step(
         self, run_id: str, header: RunHeader, requests: Sequence[Fields]
@@ -440,11 +451,8 @@ class RedisStore:
     async def _call(
         self, header: RunHeader, requests: Sequence[Fields], graph: bytes
     ) -> tuple[int, bytes, int, list[Any]]:
-        body: dict[str, Any] = {"moves": requests}
-        if header.shape.allowed:
-            body["allowed"] = header.shape.allowed
         go_on, why, seq, answers = await self._redis.call_script(
-            source(*RULES), keys_of(header.run.id), [orjson.dumps(body), graph]
+            source(*RULES), keys_of(header.run.id), [header.shape.request(requests), graph]
         )
         return go_on, why, seq, answers
 
@@ -536,6 +544,11 @@ class RedisStore:
     async def read_outputs(self, run: RunState, wanted: Sequence[OutputReference]) -> list[bytes]:
         places = [one.where for one in wanted]
         found = await self._outputs.all(run.id, places, b"%d" % run.epoch)
+        shape = self._headers.shape(run.graph)
+        for place in places if found is not None and shape.mapped else ():
+            if place not in found and shape.is_mapped(place):
+                if (text := await self._outputs.of_map(run.id, place)) is not None:
+                    found[place] = text
         if found is None or any(place not in found for place in places):
             raise StoreError(f"run {run.id}: its outputs are not those of epoch {run.epoch} now")
         return [found[place] for place in places]
@@ -560,29 +573,62 @@ class RedisStore:
     async def _read(
         self, run_id: str, header: RunHeader, *, outputs: bool, room: ReadBudget | None
     ) -> RunState:
-        meta, nodes, deps, out, ends, events, _ = keys_of(run_id)
-        keys = (meta, nodes, deps, ends, out, events)
+        meta, nodes, deps, out, ends, events, _, maps, _, queue = keys_of(run_id)
+        keys = [meta, nodes, deps, ends, out, events]
+        if header.shape.mapped:
+            keys += (maps, queue)
         asked: list[Argument] = [OUTPUT_PART_BYTES if outputs else -1]
         if outputs and room is not None:
             asked = [room.together, room.each]
         while True:
             answer = await self._redis.call_script(source("within", "load"), keys, asked)
-            *hashes, seq, placed, small, sizes = answer
+            stored = StoredMaps.parse(*answer[8:]) if header.shape.mapped else None
+            *hashes, seq, placed, small, sizes = answer[:8]
             fields, states, counts, endings = (dict(pairs(flat)) for flat in hashes)
             if b"status" not in fields:  # dropped, or lost with Redis
                 self._headers.forget(run_id)
                 raise no_run(run_id, "Redis")
             places = [int(place) for place in placed]
             rest = await self._outputs.all(run_id, places[len(small) :], fields[b"epoch"])
-            if rest is not None:  # else it was retried, or dropped, meanwhile
+            records: dict[int, bytes] | None = {}
+            if stored is not None:
+                records = await self._records(run_id, stored, fields[b"epoch"], outputs, room)
+            if rest is not None and records is not None:  # else it was retried, or dropped
                 break
         known = header.run
         run = RunState(run_id, known.graph, known.params, known.created_at, known.version)
         fields |= take_counts(states)
         run_of(run, fields, states, counts, there(places, small) | rest, endings, seq)
+        if stored is not None:
+            add_maps(run, stored, endings, records or {})
+            if outputs and room is not None:
+                refer_to_large_maps(run, stored, room)
         for place, size in zip(map(int, sizes[::2]), sizes[1::2], strict=True):
             run.nodes[place].output = OutputReference(size, place)
         return run
+
+    async def _records(
+        self,
+        run_id: str,
+        stored: StoredMaps,
+        epoch: bytes,
+        outputs: bool,
+        room: ReadBudget | None,
+    ) -> dict[int, bytes] | None:
+        """The records of items that have ended; without `outputs`, or with little room, only of
+        those that have none. None if the run has left this epoch."""
+        found: dict[int, bytes] = {}
+        for index, text in stored.maps.items():
+            if index >= PLACES:
+                continue
+            size = MapCounts.parse(text).output_size
+            whole = outputs and (room is None or size <= room.each)
+            places = stored.ended(index, without_output=not whole)
+            part = await self._outputs.all(run_id, places, epoch, key="items")
+            if part is None:
+                return None
+            found |= part
+        return found
 
     async def wait(self, run_id: str) -> RunState:
         """Raises `NotFound` for a run that is not there, or not any more."""
@@ -631,9 +677,12 @@ class RedisStore:
         return await self._scopes.read(orders)
 
     async def scope_of(self, order: Dispatch) -> RedisTemplateScope:
-        run, place, _ = order
-        scope = await self._scopes.only(run, run.graph.nodes[place].config.reads)
+        run, place, _, item = order
         nodes = run.graph.nodes
+        if nodes[place].for_each is not None:
+            needs = self._headers.shape(run.graph).needs_of(order)
+            return await self._scopes.only(run, [nodes[need].id for need in needs])
+        scope = await self._scopes.only(run, nodes[place].config.reads)
         scope.leave_unread(
             parent
             for parent in nodes[place].parents
@@ -642,7 +691,7 @@ class RedisStore:
         return scope
 
     async def parents_facts(self, order: Dispatch, reads: Container[str]) -> Facts | None:
-        run, place, _ = order
+        run, place, *_ = order
         sizes = await self._input_sizes(run, place)
         facts = {NAMES: names_digest(sizes)} if NAMES in reads else {}
         read = {name: size for name, size in sizes.items() if INPUT + name in reads}
@@ -659,12 +708,12 @@ class RedisStore:
     async def input_sizes(self, task: Task) -> dict[str, int]:
         """The bytes of the outputs of a node's completed parents by id; no output is read."""
         run = (await self._known(task.run_id)).run
-        return await self._input_sizes(run, run.graph.index[task.node_id])
+        return await self._input_sizes(run, run.graph.index[split_name(task.node_id)[0]])
 
     async def _input_sizes(self, run: RunState, place: int) -> dict[str, int]:
         nodes = run.graph.nodes
         parents = {nodes[parent].id: parent for parent in nodes[place].parents}
-        sizes = await self._scopes.sizes(run.id, parents)
+        sizes = await self._scopes.sizes(run, parents)
         return {name: size for name, size in sizes.items() if size}  # only completed ones have one
 
     async def read_inputs(self, task: Task, names: Sequence[str]) -> dict[str, bytes]:
@@ -674,6 +723,11 @@ class RedisStore:
     async def _read_outputs(self, run: RunState, names: Sequence[str]) -> dict[str, bytes]:
         places = [run.graph.index[name] for name in names]
         found = await self._redis.call("HMGET", keys_of(run.id)[3], *places)
+        shape = self._headers.shape(run.graph)
+        if shape.mapped:
+            for at, place in enumerate(places):
+                if found[at] is None and shape.is_mapped(place):
+                    found[at] = await self._scopes.of_map(run, place)
         if gone := [name for name, text in zip(names, found, strict=True) if text is None]:
             raise StoreError(
                 f"run {run.id}: the output of '{gone[0]}' is not there any more; the run was "
@@ -701,6 +755,15 @@ class RedisStore:
         if header is None:
             raise no_run(run_id, "Redis")
         return header
+
+
+def refer_to_large_maps(run: RunState, stored: StoredMaps, room: ReadBudget) -> None:
+    """The outputs of completed mapped nodes for which there is no room become references."""
+    for index, text in stored.maps.items():
+        if index < PLACES and run.nodes[index].status is NodeStatus.COMPLETED:
+            size = MapCounts.parse(text).output_size
+            if size > room.each:
+                run.nodes[index].output = OutputReference(size, index)
 
 
 def _node_of(move: Transition) -> str | None:
@@ -774,7 +837,9 @@ class InstrumentedRedisStore(RedisStore):
         self._listener.on_events(run_id, graph, decision.events)
         for _, _, kind, _, node, attempt, _ in decision.events:
             if kind in ENDS and attempt and node is not None:
-                self._ended.setdefault(run_id, (graph, []))[1].append(graph.index[node])
+                place = place_in(graph, node)
+                if place is not None and (place >= PLACES or not _is_mapped(graph, place)):
+                    self._ended.setdefault(run_id, (graph, []))[1].append(place)
         if self._ended and self._alarm is None:
             loop = asyncio.get_running_loop()
             self._alarm = loop.call_later(MEASURE_SECONDS, self._measure)
@@ -793,16 +858,21 @@ class InstrumentedRedisStore(RedisStore):
         self._spawn(self._read_times(ended))
 
     async def _read_times(self, ended: Mapping[str, tuple[Graph, list[int]]]) -> None:
-        commands: list[Command] = [
-            ("HMGET", keys_of(run_id)[1], *places) for run_id, (_, places) in ended.items()
-        ]
+        commands: list[Command] = []
+        for run_id, (_, places) in ended.items():
+            nodes, items = keys_of(run_id)[1], keys_of(run_id)[8]
+            if max(places) < PLACES:
+                commands.append(("HMGET", nodes, *places))
+            else:
+                script = source("node_times")
+                commands.append(self._redis.script_command(script, (nodes, items), places))
         for (graph, places), states in zip(
             ended.values(), await self._redis.call_many(commands), strict=True
         ):
             for place, state in zip(places, states, strict=True):
                 started, finished = times_of(state)
                 if started and finished:
-                    handler = graph.nodes[place].handler
+                    handler = graph.nodes[split_place(place)[0]].handler
                     self._listener.on_duration(handler, float(finished) - float(started))
 
     async def _read_end(self, run_id: str, graph: Graph, wanted: Sequence[str]) -> None:
@@ -829,6 +899,10 @@ async def _quiet(work: Coroutine[Any, Any, None]) -> None:
     """Telemetry must not raise: with Redis away, something is not counted."""
     with suppress(StoreError, NotFound):
         await work
+
+
+def _is_mapped(graph: Graph, index: int) -> bool:
+    return graph.nodes[index].for_each is not None
 
 
 def times_of(state: bytes | None) -> tuple[bytes, bytes]:

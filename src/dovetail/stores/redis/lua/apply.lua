@@ -30,13 +30,44 @@ end
 
 local before = 0
 if run.known then
-  local states, forgotten = {}, {}
+  local states, forgotten, items, gone, ended, undone = {}, {}, {}, {}, {}, {}
+  local is_changed = next(touched) ~= nil
   for i in pairs(touched) do
-    states[#states + 1] = i
-    states[#states + 1] = text_of(nodes[i])
-    if nodes[i].s ~= 'W' then forgotten[#forgotten + 1] = i end
+    local nd = nodes[i]
+    if i < PLACES then
+      states[#states + 1] = i
+      states[#states + 1] = text_of(nd)
+      if nd.s ~= 'W' then forgotten[#forgotten + 1] = i end
+    elseif nd.gone then
+      gone[#gone + 1] = i
+    else
+      items[#items + 1] = i
+      items[#items + 1] = text_of(nd)
+    end
   end
-  if #states > 0 or #log > 0 then
+  if is_changed and mapped ~= '' then
+    for i, m in pairs(maps) do
+      if m and m.gone then
+        gone[#gone + 1] = i
+      elseif m then
+        items[#items + 1] = i
+        items[#items + 1] = map.text_of(m)
+      end
+    end
+    for place, record in pairs(records) do
+      if record then
+        ended[#ended + 1] = place
+        ended[#ended + 1] = record
+      else
+        undone[#undone + 1] = place
+      end
+    end
+    in_pieces('HSET', MAPS, items)
+    in_pieces('HDEL', MAPS, gone)
+    in_pieces('HSET', KEYS[9], ended)
+    in_pieces('HDEL', KEYS[9], undone)
+  end
+  if is_changed or #log > 0 then
     local is_plain = run.status == 'RUNNING' and run.epoch == 1 and run.failed == 0
       and run.cancelled == 0 and run.limit == 0 and run.pending == ''
     states[#states + 1] = 'counts'

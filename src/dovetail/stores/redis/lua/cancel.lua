@@ -6,10 +6,15 @@ rules.cancel = function(move)
   run.unfinished, run.failed, run.cancelled = 0, 0, 0
   all_nodes()
   for i = 0, run.size - 1 do
-    if node(i).s == 'R' then add_order(out.stop, i) end
+    map.stop(i)
   end
   for i = 0, run.size - 1 do
-    if not FINISHED[node(i).s] then cancel_node(i, 'run_cancelled') end
+    if not FINISHED[node(i).s] then
+      if map.of(i) then
+        for _, place in ipairs(map.out_items(i)) do map.cancel_item(i, place, 'run_cancelled') end
+      end
+      cancel_node(i, 'run_cancelled')
+    end
   end
   -- Counted anew: a cancelled run ends, whatever its counts say.
   run.unfinished, run.cancelled, run.active = 0, 0, 0

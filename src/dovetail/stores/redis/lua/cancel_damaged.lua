@@ -24,7 +24,7 @@ local failed, cancelled = 0, 0
 for i = 0, size - 1 do
   local text = call('HGET', KEYS[2], i)
   local status, e, a, rest = string.match(text or '',
-    '^([WQRCFSX])|(%d+)|(%d+)|(%d+|%d+|%d+|%d+|%d+)|%u?|[^|]*|[^|]*|[^|]*|[^|]*|[^|]*$')
+    '^([WQRCFSX])|(%d+)|(%d+)|(%d+|%d+|%-?%d+|%d+|%d+)|%u?|[^|]*|[^|]*|[^|]*|[^|]*|[^|]*$')
   if status == 'F' then
     local is_own = string.sub(call('HGET', KEYS[5], i) or '', 1, 20) ~= '["dependency_failed"'
     local is_allowed = string.sub(ARGV[3], i + 1, i + 1) == '1' and is_own

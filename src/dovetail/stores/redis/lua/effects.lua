@@ -13,20 +13,26 @@
 --   KEYS[5]  wf:{id}:ends    hash  index -> reason, cause and error, JSON
 --   KEYS[6]  wf:{id}:events  list  the log; an event's number is its position
 --   KEYS[7]  wf:{id}:held    zset  ready nodes beyond max_concurrency, by index
+--   KEYS[8]  wf:{id}:maps    hash  KEYS[9]  wf:{id}:items  hash  KEYS[10]  wf:{id}:queue  zset
+--                                  the items of mapped nodes: see items.lua
 --   ARGV[1]  JSON: the transitions, each with the part of the graph that it needs; allowed: a digit
---            for each node, 1 if its failure is allowed. Absent if that is so of no node.
+--            for each node, 1 if its failure is allowed. Absent if that is so of no node. mapped: the
+--            same, 1 if it is a mapped node; kids: the children of mapped nodes that may end.
 --   ARGV[2]  JSON: the whole graph, or empty. A rule that needs it returns NEED_GRAPH and is called
 --            again with it: only failures and retries do.
 --
 -- Nothing is written before the end, so a rule that returns NEED_GRAPH has changed nothing. Times
 -- stay the texts that came in: Lua would print 14 of their 17 digits.
 
-local META, NODES, DEPS, OUT, ENDS, EVENTS, HELD =
-  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
+local META, NODES, DEPS, OUT, ENDS, EVENTS, HELD, MAPS =
+  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local UNIT = 100000
+local PLACES = 1048576 -- an item has a place, which is beyond this: see items.lua
 local request = cjson.decode(ARGV[1])
 local graph = ARGV[2] ~= '' and cjson.decode(ARGV[2]) or nil
 local allowed = request.allowed or ''
+local mapped = request.mapped or ''
+local map = {} -- the functions of items.lua
 local rules = {}
 local NEED_GRAPH = 'graph'
 local call = redis.call
@@ -56,7 +62,7 @@ end
 
 local nodes, touched = {}, {}
 
-local FIELDS = '^(%u)|(%d+)|(%d+)|(%d+)|(%d+)|(%d+)|(%d+)|(%d+)|(%u?)|([^|]*)|([^|]*)|([^|]*)|'
+local FIELDS = '^(%u)|(%d+)|(%d+)|(%d+)|(%d+)|(%-?%d+)|(%d+)|(%d+)|(%u?)|([^|]*)|([^|]*)|([^|]*)|'
   .. '([^|]*)|([^|]*)$'
 
 local function parse(text)
@@ -73,7 +79,7 @@ end
 local function node(i)
   local nd = nodes[i]
   if nd == nil then
-    local text = call('HGET', NODES, i)
+    local text = call('HGET', i < PLACES and NODES or MAPS, i)
     nd = text and parse(text) or fresh(1)
     nodes[i] = nd
   end
@@ -110,7 +116,7 @@ local log, ends = {}, {}
 
 local function changed(i)
   touched[i] = true
-  out.changed[#out.changed + 1] = i
+  out.changed[#out.changed + 1] = i < PLACES and i or math.floor(i / PLACES) - 1
 end
 
 local function event(text)
@@ -146,7 +152,13 @@ end
 -- This command was executed and its reply was lost: reply the same again.
 local function repeat_reply()
   for i = 0, run.size - 1 do
-    if node(i).n == nonce and node(i).p == 'P' then add_order(out.dispatch, i) end
+    local p = node(i).p
+    if node(i).n == nonce and (p == 'P' or p == 'E') then add_order(out.dispatch, i) end
+    if map.of(i) then
+      for _, place in ipairs(map.out_items(i)) do
+        if node(place).n == nonce and node(place).p == 'P' then add_order(out.dispatch, place) end
+      end
+    end
   end
   out.changed[1] = 0
 end
@@ -207,7 +219,12 @@ local function queue_node(i)
   nd.s = 'Q'
   fence(nd)
   record_change(i, 'node.queued')
-  publish(i)
+  if map.is_mapped(i) then -- its list is to be rendered, which takes no slot of the run
+    nd.p = 'E'
+    add_order(out.dispatch, i)
+  else
+    publish(i)
+  end
 end
 
 local function first_error()
@@ -218,7 +235,7 @@ local function first_error()
   end
   local first
   for i, found in pairs(ends) do
-    if found[3] ~= '' and node(i).s == 'F' and (first == nil or i < first)
+    if found[3] ~= '' and i < PLACES and node(i).s == 'F' and (first == nil or i < first)
       and not is_allowed_failure(i) then
       first = i
     end
@@ -249,9 +266,13 @@ local function fill_slots_and_finish()
     local i = tonumber(call('ZPOPMIN', HELD)[1])
     run.held = run.held - 1
     changed(i)
-    run.active = run.active + 1
-    node(i).p = 'P'
-    add_order(out.dispatch, i)
+    if map.of(i) then
+      map.publish_held_items(i)
+    else
+      run.active = run.active + 1
+      node(i).p = 'P'
+      add_order(out.dispatch, i)
+    end
   end
   if run.unfinished == 0 and run.finished_at == '' then end_run() end
 end
@@ -325,10 +346,11 @@ local function feed_children(children)
   return ready, conditional
 end
 
-local function leave_pending(ready, first, queue)
+-- `advance`: mapped nodes whose next items begin when all conditions are settled.
+local function leave_pending(ready, first, queue, advance)
   local rest = {}
   for k = first, #ready do rest[#rest + 1] = ready[k] end
-  run.pending = cjson.encode({ready = rest, queue = queue})
+  run.pending = cjson.encode({ready = rest, queue = queue, advance = advance})
   out.pending = rest
 end
 
@@ -338,7 +360,7 @@ local function queue_ready(ready, conditional)
     -- Besides nodes that another process left pending and may still decide.
     local kept = run.pending ~= '' and cjson.decode(run.pending) or {ready = {}, queue = {}}
     for _, i in ipairs(ready) do kept.ready[#kept.ready + 1] = i end
-    return leave_pending(kept.ready, 1, kept.queue)
+    return leave_pending(kept.ready, 1, kept.queue, kept.advance)
   end
   for _, i in ipairs(ready) do queue_node(i) end
   if run.held > 0 or run.unfinished == 0 then fill_slots_and_finish() end
@@ -371,8 +393,15 @@ local function fail_node(i, err, reason, traceback)
   all_nodes()
   for other = 0, run.size - 1 do
     local bystander = node(other)
-    if bystander.p == 'P' then run.active = run.active - 1 end
-    if bystander.s == 'W' or bystander.s == 'Q' then cancel_node(other, 'run_failed') end
+    if map.of(other) then
+      if bystander.fi == '' then
+        map.cancel_waiting_items(other, 'run_failed')
+        if map.of(other).out == 0 then cancel_node(other, 'run_failed') end
+      end
+    else
+      if bystander.p == 'P' then run.active = run.active - 1 end
+      if bystander.s == 'W' or bystander.s == 'Q' then cancel_node(other, 'run_failed') end
+    end
   end
   clear_held()
   run.pending = ''
@@ -388,14 +417,18 @@ local function weigh(output)
   return false
 end
 
+local function overweight_error(output)
+  return string.format('{"type":"too_large","message":"the run keeps %d bytes of outputs and this '
+    .. 'output has %d: together more than the %d bytes that a run may keep '
+    .. '(DOVETAIL_MAX_RUN_BYTES)"}', run.kept_bytes, #output, run.max_bytes)
+end
+
 -- The output exceeds the run's limit: the node fails, and a retry would not help.
 local function overweight(i, output)
   local nd = node(i)
   nd.aa, nd.an = nd.ta, nd.n
   run.active = run.active - 1
-  queue_ready(fail_node(i, string.format('{"type":"too_large","message":"the run keeps %d bytes of '
-    .. 'outputs and this output has %d: together more than the %d bytes that a run may keep '
-    .. '(DOVETAIL_MAX_RUN_BYTES)"}', run.kept_bytes, #output, run.max_bytes)))
+  queue_ready(fail_node(i, overweight_error(output)))
 end
 
 local function lose_node(i, max_crashes, once)
@@ -441,7 +474,7 @@ end
 -- Conditions are templates, and templates are not for Redis: a rule that makes such a node ready
 -- leaves everything that became ready with it pending, until a call brings the verdicts. A skip
 -- that comes to a node that the call does not describe waits there, too.
-local function resolve(ready, queue, verdicts, families)
+local function resolve(ready, queue, verdicts, families, advance)
   local k = 1
   while k <= #ready do
     local i = ready[k]
@@ -449,7 +482,7 @@ local function resolve(ready, queue, verdicts, families)
     if nd.s == 'W' then
       local reason
       local parents, conditional = family_of(i, families)
-      if parents == nil then return leave_pending(ready, k, queue) end
+      if parents == nil then return leave_pending(ready, k, queue, advance) end
       local completed = parents > 0 and (tonumber(call('HGET', DEPS, i) or '0') % UNIT) or 1
       if completed == 0 then
         reason = 'dependency_skipped'
@@ -458,7 +491,7 @@ local function resolve(ready, queue, verdicts, families)
       else
         local verdict = verdicts[tostring(i)]
         if verdict == nil then
-          return leave_pending(ready, k, queue)
+          return leave_pending(ready, k, queue, advance)
         elseif verdict == true then
           queue[#queue + 1] = i
         elseif verdict == false then
@@ -486,6 +519,9 @@ local function resolve(ready, queue, verdicts, families)
     if node(i).s == 'W' then queue_node(i) end
   end
   fill_slots_and_finish()
+  for _, i in ipairs(advance or {}) do
+    if node(i).s == 'R' then map.advance(i) end
+  end
 end
 
 -- A node is COMPLETED: count it off at its children and queue the children that are ready.

@@ -7,7 +7,7 @@ rules.retry = function(move)
   if graph == nil then return NEED_GRAPH end
   run.asked = nonce
   all_nodes()
-  local again = {}
+  local again, advance = {}, {}
   for i = 0, run.size - 1 do
     local s = node(i).s
     if s ~= 'C' and s ~= 'R' then again[i] = true end
@@ -25,21 +25,49 @@ rules.retry = function(move)
       end
     end
   end
+  -- A mapped node keeps what its items have completed if their list is the same as before: nothing
+  -- above it runs again.
+  local keeps = {}
+  for i = 0, run.size - 1 do
+    if again[i] and map.of(i) and move.from ~= i then
+      keeps[i] = true
+      local todo, seen = {i}, {}
+      while #todo > 0 do
+        for _, above in ipairs(graph.parents[table.remove(todo) + 1]) do
+          if not seen[above] then
+            seen[above] = true
+            todo[#todo + 1] = above
+            if above == move.from or again[above] and node(above).s ~= 'S' then keeps[i] = nil end
+          end
+        end
+      end
+    end
+  end
   run.epoch = run.epoch + 1
   run.status, run.finished_at, run.error = 'RUNNING', '', ''
   run_event('run.retried', move.from ~= nil and '{"from":' .. move.name .. '}' or nil)
   for i = 0, run.size - 1 do
-    if again[i] and node(i).s == 'R' then add_order(out.stop, i) end
+    if again[i] then map.stop(i) end
   end
   for i = 0, run.size - 1 do
     if again[i] then
       nodes[i] = fresh(run.epoch)
       changed(i)
-      if run.max_bytes ~= nil then
+      if keeps[i] then
+        map.reopen(i)
+      elseif map.of(i) then
+        if run.max_bytes ~= nil then run.kept_bytes = run.kept_bytes - map.of(i).bytes end
+        map.forget(i)
+      elseif run.max_bytes ~= nil then
         run.kept_bytes = run.kept_bytes - call('HSTRLEN', OUT, i)
       end
       call('HDEL', OUT, i)
       ends[i] = {'', -1, '', true}
+    elseif map.of(i) and node(i).s == 'R' then
+      node(i).e = run.epoch
+      touched[i] = true
+      map.reopen(i)
+      advance[#advance + 1] = i
     end
   end
   run.unfinished, run.failed, run.cancelled, run.active = 0, 0, 0, 0
@@ -47,7 +75,7 @@ rules.retry = function(move)
     local s = node(i).s
     if not FINISHED[s] then run.unfinished = run.unfinished + 1 end
     if s == 'F' and not is_allowed_failure(i) then run.failed = run.failed + 1 end
-    if s == 'R' then run.active = run.active + 1 end
+    if s == 'R' then run.active = run.active + (map.of(i) and map.of(i).running or 1) end
   end
   local ready = {}
   for i = 0, run.size - 1 do
@@ -64,5 +92,5 @@ rules.retry = function(move)
       if settled == #graph.parents[i + 1] then ready[#ready + 1] = i end
     end
   end
-  resolve(ready, {}, {}, {})
+  resolve(ready, {}, {}, {}, advance)
 end

@@ -7,5 +7,5 @@
 rules.settle = function(move)
   if run.pending == '' or run.epoch ~= move.epoch then return end
   local pending = cjson.decode(run.pending)
-  resolve(pending.ready, pending.queue, move.verdicts, move.families)
+  resolve(pending.ready, pending.queue, move.verdicts, move.families, pending.advance)
 end

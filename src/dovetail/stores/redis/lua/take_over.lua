@@ -12,9 +12,27 @@ rules.take_over = function(move)
       nd.u = string.format('%.17g', tonumber(nd.u) - behind)
       changed(i)
     end
+    if map.of(i) and behind > 0 then
+      for _, place in ipairs(map.out_items(i)) do
+        local item = node(place)
+        if item.u ~= '' then
+          item.u = string.format('%.17g', tonumber(item.u) - behind)
+          changed(place)
+        end
+      end
+    end
   end
   for i = 0, run.size - 1 do
-    if node(i).s == 'R' then
+    if map.of(i) then
+      local out_now = map.out_items(i)
+      for _, place in ipairs(out_now) do
+        if node(place).s == 'R' then
+          map.lose_item(i, place, move.max_crashes, graph.once[i + 1] == 1)
+        end
+      end
+      if #out_now > 0 then map.advance(i) end
+      if #out.pending > 0 then return end
+    elseif node(i).s == 'R' then
       lose_node(i, move.max_crashes, graph.once[i + 1] == 1)
       if #out.pending > 0 then return end
     end
@@ -23,12 +41,22 @@ rules.take_over = function(move)
   out.dispatch = {}
   for i = 0, run.size - 1 do
     local nd = node(i)
-    if nd.p == 'P' then
+    if nd.p == 'P' or nd.p == 'E' then
       changed(i)
       add_order(out.dispatch, i)
     elseif nd.u ~= '' then
       changed(i)
       out.wake[#out.wake + 1] = {nd.u, i, nd.e, nd.ta, nd.n}
+    elseif map.of(i) then
+      for _, place in ipairs(map.out_items(i)) do
+        local item = node(place)
+        changed(place)
+        if item.p == 'P' then
+          add_order(out.dispatch, place)
+        elseif item.u ~= '' then
+          out.wake[#out.wake + 1] = {item.u, place, item.e, item.ta, item.n}
+        end
+      end
     end
   end
 end
