@@ -18,7 +18,7 @@ from hypothesis import given, note, settings
 from dovetail.core.dag import Graph
 from dovetail.core.run import Phase
 from dovetail.core.states import NodeStatus
-from dovetail.core.transitions import Claim, Complete, Fail, Transition, Wake
+from dovetail.core.transitions import Claim, Complete, Expand, Fail, Transition, Wake
 
 from ..core.drawn import (
     KINDS,
@@ -48,7 +48,7 @@ def test_a_store_equals_the_core_for_any_transitions(name: str) -> None:
     with opened(name) as (runner, store):
 
         @examples(60 if name == "redis" else 250)  # the many below are Redis' own
-        @given(graphs(), deeds, limits)
+        @given(graphs(maps=name != "redis"), deeds, limits)
         def walk(graph: Graph, story: list[DrawnAction], max_bytes: int | None) -> None:
             runner.run(Twins([store], graph, note, max_bytes).walk(story))
 
@@ -145,7 +145,8 @@ async def test_hundreds_of_concurrent_random_walks_in_redis_equal_the_core(part:
     async with STORES["redis"](4) as peers, asyncio.TaskGroup() as group:
         for number, (graph, story) in enumerate(drawn):
             group.create_task(walk(number, graph, story))
-    for kind in get_args(Transition):  # a walk that meets nothing proves nothing
+    kinds = [kind for kind in get_args(Transition) if kind is not Expand]
+    for kind in kinds:  # a walk that meets nothing proves nothing
         assert met[kind, True] >= 2, kind
         assert met[kind, False] >= 2, kind
     assert sum(heavy) >= 2

@@ -57,7 +57,7 @@ class TaskRenderer:
 
     def render(self, order: Dispatch, scope: TemplateScope) -> Task | Fail:
         """The task of one published node, or its failure if its config cannot be rendered."""
-        run, place, token = order
+        run, place, token, _ = order
         spec = run.graph.nodes[place]
         try:
             rendered = spec.config.render(scope, self._max_config_size)
@@ -197,7 +197,7 @@ def _reads_of(order: Dispatch) -> frozenset[str]:
 
 
 def _unrendered(order: Dispatch, problem: TemplateError) -> Fail:
-    run, place, token = order
+    run, place, token, _ = order
     name = run.graph.nodes[place].id
     error = {"type": problem.type, "message": f"node '{name}': {problem}"}
     return Fail(run.id, name, token, error, permanent=True, unrendered=True)

@@ -46,7 +46,8 @@ def foresee_roots(run: RunState, shape: GraphShape, token: Token) -> Foreseen | 
     roots = shape.foreseeable_roots[:MAX_DISPATCHED_AHEAD]
     if not roots:
         return None
-    return [new_tuple(Dispatch, (run, place, token)) for place in roots], RedisTemplateScope(run)
+    dispatches = [new_tuple(Dispatch, (run, place, token, None)) for place in roots]
+    return dispatches, RedisTemplateScope(run)
 
 
 def foresee(
@@ -76,7 +77,7 @@ def foresee(
     for place, output in outputs.items():
         scope.add(place, NodeStatus.COMPLETED, output, None)
     ahead = islice(ready, MAX_DISPATCHED_AHEAD)
-    return [new_tuple(Dispatch, (run, place, token)) for place in ahead], scope
+    return [new_tuple(Dispatch, (run, place, token, None)) for place in ahead], scope
 
 
 MAX_NODES_PER_CALL = 500

@@ -309,7 +309,7 @@ class RedisScopes:
             scope = RedisTemplateScope(run)
             made.append(scope)
             lacking = []
-            for need in {need for _, place, _ in dispatches for need in needs[place]}:
+            for need in {need for _, place, *_ in dispatches for need in needs[place]}:
                 if need in just_written:
                     scope.add(need, NodeStatus.COMPLETED, just_written[need], None)
                 else:

@@ -631,7 +631,7 @@ class RedisStore:
         return await self._scopes.read(orders)
 
     async def scope_of(self, order: Dispatch) -> RedisTemplateScope:
-        run, place, _ = order
+        run, place, *_ = order
         scope = await self._scopes.only(run, run.graph.nodes[place].config.reads)
         nodes = run.graph.nodes
         scope.leave_unread(
@@ -642,7 +642,7 @@ class RedisStore:
         return scope
 
     async def parents_facts(self, order: Dispatch, reads: Container[str]) -> Facts | None:
-        run, place, _ = order
+        run, place, *_ = order
         sizes = await self._input_sizes(run, place)
         facts = {NAMES: names_digest(sizes)} if NAMES in reads else {}
         read = {name: size for name, size in sizes.items() if INPUT + name in reads}
