@@ -130,4 +130,6 @@ def plain(run: RunState) -> dict[str, Any]:
         node["token"], node["answered"] = node["token"][:2], node["answered"][:2]
         if node["status"] is not NodeStatus.PENDING:
             del node["waiting"], node["fed"]  # of no meaning once a node was ready
+        for item in (node["items"] or {"out": {}})["out"].values():
+            item["token"], item["answered"] = item["token"][:2], item["answered"][:2]
     return snapshot

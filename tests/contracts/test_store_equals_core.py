@@ -48,7 +48,7 @@ def test_a_store_equals_the_core_for_any_transitions(name: str) -> None:
     with opened(name) as (runner, store):
 
         @examples(60 if name == "redis" else 250)  # the many below are Redis' own
-        @given(graphs(), deeds, limits)
+        @given(graphs(maps=True), deeds, limits)
         def walk(graph: Graph, story: list[DrawnAction], max_bytes: int | None) -> None:
             runner.run(Twins([store], graph, note, max_bytes).walk(story))
 
@@ -99,7 +99,7 @@ def stories() -> list[tuple[Graph, list[DrawnAction]]]:
     found: list[tuple[Graph, list[DrawnAction]]] = []
 
     @settings(examples(MANY), phases=[Phases.generate])
-    @given(graphs())
+    @given(graphs(maps=True))
     def drawn(graph: Graph) -> None:
         chance = Random(len(found))
         story = [

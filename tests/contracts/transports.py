@@ -135,7 +135,7 @@ async def streams() -> AsyncIterator[TransportEnds]:
 
 
 def seen(dispatch: Dispatch) -> Taken:
-    run, place, token = dispatch
+    run, place, token, _ = dispatch
     return run.id, run.graph.nodes[place].id, token
 
 

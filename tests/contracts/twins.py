@@ -12,12 +12,13 @@ from itertools import count, cycle
 from typing import Any
 
 from dovetail.core.dag import Graph
-from dovetail.core.events import NO_TOKEN, Event, Token
+from dovetail.core.events import NO_START, NO_TOKEN, Event, Token
 from dovetail.core.step import begin, step
 from dovetail.core.transitions import Complete, Decision, Submit, Transition
 from dovetail.engine.ports import Store
 
 from ..core.drawn import DrawnAction, Meaning
+from ..core.invariants import order_name, startable
 from .stores import Peers, new_run_id, plain, read
 
 
@@ -124,8 +125,10 @@ class Twins:
     async def _compare(self) -> None:
         run = await self.store.load(self.id)
         assert plain(run) == plain(self.core)
-        for spec, node in zip(self.graph.nodes, run.nodes, strict=True):
-            self._theirs[spec.id, node.token.epoch, node.token.attempt] = node.token
+        nodes = zip((spec.id for spec in self.graph.nodes), run.nodes, strict=True)
+        for name, node in (*nodes, *startable(run)):
+            if node.token.nonce != NO_START:  # which no message has
+                self._theirs[name, node.token.epoch, node.token.attempt] = node.token
         self.meaning.learn(self.core)
 
     def _known(self, move: Any) -> bool:
@@ -151,7 +154,7 @@ def decided(decision: Decision) -> dict[str, Any]:
     return {
         "changed": set(decision.changed),
         "events": decision.events,
-        "dispatch": [(order.node_index, order.token[:2]) for order in decision.dispatch],
+        "dispatch": [(order_name(order), order.token[:2]) for order in decision.dispatch],
         "wake": [(at, wake.node, wake.token[:2]) for at, wake in decision.wake],
         "stop": [(stop.node, stop.token[:2]) for stop in decision.stop],
         "ended": decision.ended,

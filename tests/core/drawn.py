@@ -17,13 +17,15 @@ from hypothesis import strategies as st
 
 from dovetail.core.dag import Graph, build_graph
 from dovetail.core.definition.model import Workflow
-from dovetail.core.events import Token
+from dovetail.core.events import NO_START, Token
+from dovetail.core.items import split_name
 from dovetail.core.run import Phase, RunState
 from dovetail.core.states import FINAL, NodeStatus
 from dovetail.core.transitions import (
     Cancel,
     Claim,
     Complete,
+    Expand,
     Fail,
     Park,
     Progress,
@@ -36,6 +38,7 @@ from dovetail.core.transitions import (
     Wake,
 )
 
+from .invariants import startable
 from .walk import graph
 
 LEASE = 10.0
@@ -65,9 +68,9 @@ CONDITIONS = (
 
 
 @st.composite
-def graphs(draw: st.DrawFn, most: int = 8) -> Graph:
+def graphs(draw: st.DrawFn, most: int = 8, *, maps: bool = False) -> Graph:
     """Any small workflow: its shape, policy, limit, conditions, retries, deliveries, and the nodes
-    whose failure is allowed."""
+    whose failure is allowed; with `maps`, mapped nodes too."""
     size = draw(st.integers(1, most))
     order = draw(st.permutations(range(size)))  # where in the definition the i-th of the order is
     parents: dict[int, list[int]] = {place: [] for place in range(size)}
@@ -89,6 +92,12 @@ def graphs(draw: st.DrawFn, most: int = 8) -> Graph:
                 fields["max_retries"] = draw(st.integers(1, 2))
         if draw(st.integers(0, 2)) == 2:
             fields["allow_failure"] = True
+        if maps and draw(st.integers(0, 2)) == 2:
+            fields["for_each"] = {
+                "items": list(range(draw(st.sampled_from([0, 1, 2, 3, 5])))),
+                "max_concurrency": draw(st.sampled_from([1, 2, 100])),
+                "max_failures": draw(st.sampled_from([0, 0, 1, "50%"])),
+            }
         if fields:
             more[f"n{place}"] = fields
     return graph(
@@ -167,6 +176,7 @@ KINDS = (
     *("fail", "wake", "reap") * 2,
     *("park", "recall", "renew", "progress", "permanent", "unrendered"),
     *("retry", "retry_from", "cancel", "take_over"),
+    *("expand",) * 3,
 )
 WAITS = (0.0, 0.0, 1.0, 10.0, 30.0)
 TOKENS = ("own",) * 12 + ("earlier",) * 3 + ("forged", "none", "next")
@@ -190,20 +200,23 @@ class Meaning:
     tokens: dict[str, list[Token]]
 
     def learn(self, run: RunState) -> None:
-        for spec, node in zip(run.graph.nodes, run.nodes, strict=True):
-            known = self.tokens.setdefault(spec.id, [])
-            if node.token not in known:
+        nodes = ((spec.id, run.node(spec.id)) for spec in run.graph.nodes)
+        for name, node in (*nodes, *startable(run)):
+            known = self.tokens.setdefault(name, [])
+            if node.token not in known and node.token.nonce != NO_START:
                 known.append(node.token)
 
     def of(self, deed: DrawnAction, run: RunState, now: float) -> Transition:
         """Mostly something that could happen next, sometimes just anything."""
-        names = [spec.id for spec in run.graph.nodes]
-        kind, able = KINDS[deed.kind], names
+        nodes = [spec.id for spec in run.graph.nodes]
+        kind, able = KINDS[deed.kind], [*nodes, *named_items(run)]
         if deed.place % 5:
             fitting = [kind for kind in KINDS if fits(kind, run)]
             kind = fitting[deed.kind % len(fitting)] if fitting else kind
-            able = [names[place] for place in fits(kind, run)] or names
+            able = fits(kind, run) or able
         name = able[deed.place % len(able)]
+        if kind in ("retry_from", "expand"):
+            name = split_name(name)[0]
         token = self._token(name, deed, run)
         match kind:
             case "claim":
@@ -228,6 +241,12 @@ class Meaning:
                 return Reap(self.run_id, name, token, MAX_CRASHES)
             case "progress":
                 return Progress(self.run_id, name, token, 0.5)
+            case "expand" if all(spec.for_each is None for spec in run.graph.nodes):
+                pass
+            case "expand" if deed.place % 7 == 6:
+                return Expand(self.run_id, name, token, 0, error_of(name))
+            case "expand":
+                return Expand(self.run_id, name, token, length_of(run, name))
             case "cancel" if deed.token < 3:  # seldom: it ends most stories
                 return Cancel(self.run_id)
             case "retry":
@@ -239,7 +258,12 @@ class Meaning:
         return Renew(self.run_id, name, token, now + LEASE)
 
     def _token(self, name: str, deed: DrawnAction, run: RunState) -> Token:
-        own = run.node(name).token
+        try:
+            own = run.node(name).token
+        except KeyError:  # there is no such item
+            return Token(1, 1, 1)
+        if own.nonce == NO_START:
+            own = Token(own.epoch, own.attempt, 1)  # no message has its token
         match TOKENS[deed.token]:
             case "earlier":
                 known = self.tokens.get(name, [own])
@@ -253,29 +277,58 @@ class Meaning:
         return own
 
 
-def fits(kind: str, run: RunState) -> list[int]:
-    """The nodes to which this could happen now; for what happens to a run, all or none."""
-    nodes = enumerate(run.nodes)
+def fits(kind: str, run: RunState) -> list[str]:
+    """The nodes and items to which this could happen now; for what happens to a run, all or
+    none."""
+    nodes = startable(run)
     match kind:
         case "claim" | "recall" | "unrendered":
-            return [place for place, node in nodes if node.phase is Phase.PUBLISHED]
+            return [name for name, node in nodes if node.phase is Phase.PUBLISHED]
         case "park":
             phases = (Phase.PUBLISHED, Phase.PARKED)
-            return [place for place, node in nodes if node.phase in phases]
+            return [name for name, node in nodes if node.phase in phases]
         case "wake":
-            return [place for place, node in nodes if node.until is not None]
+            return [name for name, node in nodes if node.until is not None]
+        case "expand":
+            return expanding(run)
         case "cancel" | "take_over":
-            return [] if run.finished else [0]
+            return [] if run.finished else [run.graph.nodes[0].id]
         case "retry" | "retry_from":
-            return list(range(len(run.nodes))) if run.status in FINAL else []
-    return [place for place, node in nodes if node.status is NodeStatus.RUNNING]
+            return [spec.id for spec in run.graph.nodes] if run.status in FINAL else []
+    return [name for name, node in nodes if node.status is NodeStatus.RUNNING]
+
+
+def expanding(run: RunState) -> list[str]:
+    """The mapped nodes whose lists are being rendered."""
+    specs = zip(run.graph.nodes, run.nodes, strict=True)
+    return [spec.id for spec, node in specs if node.phase is Phase.EXPANDING]
+
+
+def named_items(run: RunState) -> list[str]:
+    """All items, also those that wait or have ended, and one that there is not."""
+    specs = zip(run.graph.nodes, run.nodes, strict=True)
+    totals = [(spec.id, node.items.total) for spec, node in specs if node.items is not None]
+    return [f"{name}[{item}]" for name, total in totals for item in range(total + 1)]
+
+
+def length_of(run: RunState, name: str) -> int:
+    spec = run.graph.nodes[run.graph.index[name]]
+    return 0 if spec.for_each is None else len(spec.for_each.items(run))
 
 
 def output_of(run: RunState, name: str) -> dict[str, Any]:
-    """What a handler would return: it depends on the node and on its parents' outputs alone."""
-    index = run.graph.index[name]
+    """What a handler would return: it depends on the node, or item, and on the outputs of its
+    parents alone."""
+    node_id, item = split_name(name)
+    index = run.graph.index[node_id]
     above = [run.nodes[parent].output for parent in run.graph.nodes[index].parents]
-    return {"sum": index + 1 + sum(output["sum"] for output in above if output)}
+    return {"sum": index + 1 + (item or 0) + sum(map(_sum, above))}
+
+
+def _sum(output: Any) -> int:
+    if isinstance(output, list):
+        return sum(map(_sum, output))
+    return output["sum"] if output else 0
 
 
 def error_of(name: str) -> dict[str, Any]:

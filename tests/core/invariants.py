@@ -7,8 +7,11 @@ walks by hand, the random ones and the store contract all call it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+from dovetail.core.events import NO_START
+from dovetail.core.items import OUT, split_name
 from dovetail.core.run import NodeState, Phase, RunState, encoded_size
 from dovetail.core.states import (
     ALLOWED,
@@ -23,6 +26,8 @@ from dovetail.core.transitions import (
     Cancel,
     Claim,
     Decision,
+    Dispatch,
+    Expand,
     Fail,
     Park,
     Reap,
@@ -49,7 +54,8 @@ def check_run(run: RunState) -> None:
     assert run.failed == len(failures)
     assert run.cancelled == statuses.count(NodeStatus.CANCELLED)
     assert run.active == sum(
-        node.status is NodeStatus.RUNNING or node.phase is Phase.PUBLISHED for node in run.nodes
+        state.status is NodeStatus.RUNNING or state.phase is Phase.PUBLISHED
+        for _, state in startable(run)
     )
     held = [index for index, node in enumerate(run.nodes) if node.phase is Phase.HELD]
     assert sorted(run.held) == held
@@ -62,8 +68,7 @@ def check_run(run: RunState) -> None:
     if run.max_bytes is None:
         assert run.kept_bytes == 0
     else:
-        outputs = [node.output for node in run.nodes if node.status is NodeStatus.COMPLETED]
-        assert run.kept_bytes == sum(map(encoded_size, outputs))
+        assert run.kept_bytes == sum(map(encoded_size, _outputs(run)))
         assert run.kept_bytes <= run.max_bytes
     assert (run.finished_at is not None) is (run.unfinished == 0)
     assert run.status is _expected_status(run, statuses, failures)
@@ -73,7 +78,94 @@ def check_run(run: RunState) -> None:
         own = [{**(run.nodes[i].error or {}), "node": run.graph.nodes[i].id} for i in shown]
         assert run.error in (own if run.graph.fail_fast else own[:1])
     for index, node in enumerate(run.nodes):
-        _check_node(run, index, node)
+        if run.graph.nodes[index].for_each is None:
+            _check_node(run, index, node)
+        else:
+            _check_map(run, index, node)
+
+
+def startable(run: RunState) -> Iterator[tuple[str, NodeState]]:
+    """Each node that is not mapped, and each item that is out, with its name."""
+    for spec, node in zip(run.graph.nodes, run.nodes, strict=True):
+        if spec.for_each is None:
+            yield spec.id, node
+        elif node.items is not None:
+            for item, state in sorted(node.items.out.items()):
+                yield f"{spec.id}[{item}]", state
+
+
+def order_name(order: Dispatch) -> str:
+    name = order.run.graph.nodes[order.node_index].id
+    return name if order.item is None else f"{name}[{order.item}]"
+
+
+def state_before(before: dict[str, Any], run: RunState, name: str) -> dict[str, Any] | None:
+    """A node, or an item that was out, as it was."""
+    node_id, item = split_name(name)
+    index = run.graph.index.get(node_id)
+    if index is None:
+        return None
+    node: dict[str, Any] = before["nodes"][index]
+    if item is None:
+        return node
+    return None if node["items"] is None else node["items"]["out"].get(item)
+
+
+def _outputs(run: RunState) -> Iterator[Any]:
+    for node in run.nodes:
+        if node.items is not None:
+            items = node.items
+            yield from (items.outputs[i] for i in range(items.total) if items.is_completed(i))
+        elif node.status is NodeStatus.COMPLETED:
+            yield node.output
+
+
+def _check_map(run: RunState, index: int, node: NodeState) -> None:
+    """A mapped node is one node; its window, its counts and its end follow from its items."""
+    spec, items, status = run.graph.nodes[index].for_each, node.items, node.status
+    assert spec is not None
+    assert node.until is node.lease_until is node.worker is None
+    assert node.phase in (None, Phase.EXPANDING, Phase.HELD)
+    assert (node.phase is Phase.EXPANDING) <= (status is NodeStatus.QUEUED)
+    assert (node.finished_at is not None) is (status in FINISHED)
+    assert node.attempt in (0, 1)
+    _check_words(node)
+    _check_pending(run, index, node)
+    if items is None:
+        assert status is not NodeStatus.RUNNING
+        return
+    running = [state.status is NodeStatus.RUNNING for state in items.out.values()]
+    assert items.running == sum(running)
+    ends = [items.status(item) for item in range(items.total)]
+    assert items.completed == ends.count(NodeStatus.COMPLETED)
+    assert items.failed == ends.count(NodeStatus.FAILED)
+    assert items.ended.keys() == {item for item, end in enumerate(ends) if end is not None}
+    assert items.out.keys() == {i for i, byte in enumerate(items.statuses) if byte == OUT}
+    assert len(items.out) <= spec.window, "more items are out than the window allows"
+    assert sorted(items.ready) == sorted(
+        item for item, state in items.out.items() if state.phase is Phase.HELD
+    )
+    assert (node.phase is Phase.HELD) is bool(items.ready)
+    for state in items.out.values():
+        assert state.status in (NodeStatus.QUEUED, NodeStatus.RUNNING)
+        _check_node(run, index, state)
+    too_many = items.failed > spec.tolerated(items.total)
+    is_open = status in (NodeStatus.QUEUED, NodeStatus.RUNNING)
+    if is_open and node.phase is not Phase.EXPANDING:
+        assert items.out, "a node whose items all ended goes on"
+        if run.status is RunStatus.RUNNING and not too_many:
+            full = len(items.out) == spec.window
+            assert full or items.next_waiting() is None, "an item waits although there is room"
+        else:
+            assert all(running), "an item waits in a node that starts none"
+    else:
+        assert not items.out
+    if status is NodeStatus.COMPLETED:
+        assert not too_many
+        assert items.completed + items.failed == items.total
+        assert node.output == items.outputs
+    if status is NodeStatus.FAILED and node.error is not None and node.token.nonce == NO_START:
+        assert too_many
 
 
 def _is_allowed(run: RunState, index: int) -> bool:
@@ -107,14 +199,18 @@ def _check_node(run: RunState, index: int, node: NodeState) -> None:
         assert node.worker is not None
     if run.status in FINAL and status not in FINISHED:
         assert status is NodeStatus.RUNNING, "in a failed run only what ran goes on"
-    if status is NodeStatus.PENDING:
+    _check_pending(run, index, node)
+    _check_words(node)
+
+
+def _check_pending(run: RunState, index: int, node: NodeState) -> None:
+    if node.status is NodeStatus.PENDING:
         above = run.graph.nodes[index].parents
         parents = [run.nodes[i].status for i in above if not _is_allowed(run, i)]
         assert node.waiting == sum(parent not in SETTLED for parent in parents)
         assert node.fed is (NodeStatus.COMPLETED in parents or len(parents) < len(above))
         assert node.waiting, "a node that waits for no parent was left behind"
         assert NodeStatus.FAILED not in parents
-    _check_words(node)
 
 
 def _check_words(node: NodeState) -> None:
@@ -185,7 +281,9 @@ def _check_move(
 ) -> None:
     if isinstance(transition, Retry):
         kept = old["status"] in KEPT_BY_RETRY and place not in _below(run, transition.from_node)
-        if kept:
+        if kept and old["status"] is NodeStatus.RUNNING and old["items"] is not None:
+            _check_adopted(run, old["items"], new)
+        elif kept:
             assert new == old, "a retry touched what it must keep"
         else:
             assert new["epoch"] == run.epoch
@@ -203,6 +301,15 @@ def _check_move(
         assert new == old, "a node changed and a store would not know"
 
 
+def _check_adopted(run: RunState, old: dict[str, Any], new: dict[str, Any]) -> None:
+    """A mapped node goes on in the new epoch: what ran and what completed stays."""
+    assert new["status"] is NodeStatus.RUNNING
+    assert new["epoch"] == run.epoch
+    assert old["out"].items() <= new["items"]["out"].items()
+    assert new["items"]["completed"] == old["completed"]
+    assert new["items"]["failed"] == 0
+
+
 def may_happen(before: dict[str, Any], run: RunState, transition: Transition, now: float) -> bool:
     """Whether a transition must be taken, from the state before it: the guards, once more."""
     if isinstance(transition, Cancel | TakeOver):
@@ -212,13 +319,14 @@ def may_happen(before: dict[str, Any], run: RunState, transition: Transition, no
         known = transition.from_node is None or transition.from_node in run.graph.index
         rerun = before["status"] is RunStatus.COMPLETED and transition.from_node is not None
         return known and (before["status"] in again or rerun)
-    place = run.graph.index.get(transition.node)
-    if place is None or before["nodes"][place]["token"] != transition.token:
+    node = state_before(before, run, transition.node)
+    if node is None or node["token"] != transition.token:
         return False
-    node = before["nodes"][place]
     published = node["phase"] is Phase.PUBLISHED
     runs = node["status"] is NodeStatus.RUNNING
     match transition:
+        case Expand():
+            return node["phase"] is Phase.EXPANDING
         case Claim() | Recall():
             return published
         case Park():
@@ -244,9 +352,14 @@ def _check_retrying(before: dict[str, Any], run: RunState, transition: Transitio
     """A failed node is tried again as often as it allows, a lost one up to the crash limit."""
     if not isinstance(transition, Fail | Reap):
         return
-    place = run.graph.index[transition.node]
-    old, spec, now_is = before["nodes"][place], run.graph.nodes[place], run.nodes[place].status
-    goes_on = before["status"] is RunStatus.RUNNING
+    place = run.graph.index[split_name(transition.node)[0]]
+    old, spec = state_before(before, run, transition.node), run.graph.nodes[place]
+    assert old is not None
+    state = run.node(transition.node)
+    now_is, goes_on = state.status, before["status"] is RunStatus.RUNNING
+    if spec.for_each is not None:
+        items = before["nodes"][place]["items"]
+        goes_on = goes_on and items["failed"] <= spec.for_each.tolerated(items["total"])
     if isinstance(transition, Fail):  # lost starts are not counted
         left = (
             spec.max_retries - (old["attempt"] - old["crashes"]) >= 0 and not transition.permanent
@@ -254,7 +367,7 @@ def _check_retrying(before: dict[str, Any], run: RunState, transition: Transitio
         assert now_is is (NodeStatus.QUEUED if left and goes_on else NodeStatus.FAILED)
     elif spec.at_most_once or old["crashes"] + 1 >= transition.max_crashes:
         assert now_is is NodeStatus.FAILED
-        assert run.nodes[place].reason is Reason.WORKER_LOST
+        assert state.reason is Reason.WORKER_LOST
     else:
         assert now_is is (NodeStatus.QUEUED if goes_on else NodeStatus.CANCELLED)
 
@@ -286,26 +399,37 @@ def _check_events(before: dict[str, Any], run: RunState, decision: Decision, now
 def _check_orders(
     before: dict[str, Any], run: RunState, transition: Transition, decision: Decision
 ) -> None:
-    places = [dispatch.node_index for dispatch in decision.dispatch]
+    places = [order_name(dispatch) for dispatch in decision.dispatch]
     assert len(set(places)) == len(places), "a node was dispatched twice at once"
     for dispatch in decision.dispatch:
-        node, old = run.nodes[dispatch.node_index], before["nodes"][dispatch.node_index]
-        assert node.phase is Phase.PUBLISHED
+        name = order_name(dispatch)
+        node, old = run.node(name), state_before(before, run, name)
+        mapped = run.graph.nodes[dispatch.node_index].for_each and dispatch.item is None
+        assert node.phase is (Phase.EXPANDING if mapped else Phase.PUBLISHED)
         assert node.token == dispatch.token
-        again = old["phase"] is Phase.PUBLISHED and old["token"] == node.token
+        again = old is not None and old["phase"] is node.phase and old["token"] == node.token
         assert not again or isinstance(transition, TakeOver)
     for stop in decision.stop:
-        old = before["nodes"][run.graph.index[stop.node]]
+        old = state_before(before, run, stop.node)
+        assert old is not None
         assert old["status"] is NodeStatus.RUNNING
         assert old["token"] == stop.token
+        if stop.node not in run.graph.index and run.place(stop.node) is None:
+            continue  # an item of a node that was reset
         now_is = run.node(stop.node)
         assert now_is.status is not NodeStatus.RUNNING or now_is.token != stop.token
     for until, wake in decision.wake:
         node = run.node(wake.node)
         assert (node.until, node.token) == (until, wake.token)
     if isinstance(transition, TakeOver):  # its decision has all outstanding orders
-        assert places == [i for i, n in enumerate(run.nodes) if n.phase is Phase.PUBLISHED]
-        waiting = [s.id for s, n in zip(run.graph.nodes, run.nodes, strict=True) if n.until]
+        expanding = [
+            spec.id
+            for spec, node in zip(run.graph.nodes, run.nodes, strict=True)
+            if node.phase is Phase.EXPANDING
+        ]
+        published = [name for name, state in startable(run) if state.phase is Phase.PUBLISHED]
+        assert sorted(places) == sorted([*expanding, *published])
+        waiting = [name for name, state in startable(run) if state.until is not None]
         assert [wake.node for _, wake in decision.wake] == waiting
 
 
@@ -313,23 +437,23 @@ class Ledger:
     """Nodes dispatched and started over a whole walk: none twice for the same token."""
 
     def __init__(self) -> None:
-        self._open: set[tuple[int, Any]] = set()
-        self._started: set[tuple[int, Any]] = set()
-        self.starts: dict[tuple[int, int], int] = {}
-        """How often a node was started, by its index and epoch."""
+        self._open: set[tuple[str, Any]] = set()
+        self._started: set[tuple[str, Any]] = set()
+        self.starts: dict[tuple[str, int], int] = {}
+        """How often a node or item was started, by its name and epoch."""
 
     def record(self, run: RunState, transition: Transition, decision: Decision) -> None:
         if isinstance(transition, Park) and decision:
-            self._open.discard((run.graph.index[transition.node], transition.token))
+            self._open.discard((transition.node, transition.token))
         if isinstance(transition, TakeOver) and decision:
             self._open.clear()  # the former driver's messages are gone
-        for _, place, token in decision.dispatch:
-            key = (place, token)
+        for order in decision.dispatch:
+            key = (order_name(order), order.token)
             assert key not in self._open, "dispatched twice for the same start"
             assert key not in self._started, "dispatched after it had been started"
             self._open.add(key)
         if isinstance(transition, Claim) and decision:
-            key = (run.graph.index[transition.node], transition.token)
+            key = (transition.node, transition.token)
             assert key in self._open, "started without having been dispatched"
             assert key not in self._started, "started twice with the same token"
             self._started.add(key)

@@ -69,7 +69,7 @@ def reported(
 
 
 @examples(150)
-@given(graphs(), deeds, limits)
+@given(graphs(maps=True), deeds, limits)
 def test_a_log_produced_by_the_rules_passes_the_audit(
     compiled: Graph, story: list[DrawnAction], max_bytes: int | None
 ) -> None:
@@ -162,7 +162,7 @@ def test_a_log_that_was_tampered_with_is_detected() -> None:
     tried, missed = 0, 0
 
     @settings(examples(120), derandomize=True)  # how many are missed is a matter of chance
-    @given(graphs(), deeds, st.randoms(use_true_random=False))
+    @given(graphs(maps=True), deeds, st.randoms(use_true_random=False))
     def tamper(compiled: Graph, story: list[DrawnAction], random: Random) -> None:
         nonlocal tried, missed
         it = reported(compiled, story)
@@ -223,7 +223,7 @@ KEPT_OTHERWISE = (
 
 
 @examples(60)
-@given(graphs(), deeds, st.randoms(use_true_random=False))
+@given(graphs(maps=True), deeds, st.randoms(use_true_random=False))
 def test_a_stored_run_that_differs_from_its_log_is_detected(
     compiled: Graph, story: list[DrawnAction], random: Random
 ) -> None:

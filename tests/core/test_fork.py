@@ -307,8 +307,9 @@ ASKED: dict[str, Callable[[bool, Any], bool]] = {
     CONDITIONS[2]: lambda done, output: False,
     CONDITIONS[3]: lambda done, output: False,
     CONDITIONS[4]: lambda done, output: output["sum"] % 2 == 0,
+    CONDITIONS[5]: lambda done, output: False,
 }
-"""What each condition says of a parent that is done or was skipped. The last one always fails."""
+"""What each condition says of a parent that is done or was skipped; the last fails of a done one."""
 
 
 def expected(
@@ -381,7 +382,9 @@ def test_a_fork_of_any_run_reuses_exactly_the_nodes_that_are_equal(data: st.Data
     begun = [event.node for event in decision.events if event.type == "node.reused"]
     if limit is None:
         assert begun == [*plan.reuse]
-        assert all(run.node(name).status is NodeStatus.SKIPPED for name in plan.skip)
+        # A condition of a node that runs may fail the run before all are skipped.
+        skipped_again = [run.node(name).status is NodeStatus.SKIPPED for name in plan.skip]
+        assert all(skipped_again) or run.failed
     assert {name: run.node(name).output for name in begun if name} == {
         name: old.node(name).output for name in begun if name
     }

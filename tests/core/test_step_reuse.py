@@ -15,7 +15,7 @@ def test_a_run_with_reused_outputs_starts_with_them_completed() -> None:
     kept, waits, child = run.nodes
     assert (kept.status, kept.output, kept.attempt) == ("COMPLETED", 7, 0)
     assert (kept.started_at, kept.worker, kept.finished_at) == (None, None, 5.0)
-    assert [index for _, index, _ in decision.dispatch] == [1]
+    assert [index for _, index, _, _ in decision.dispatch] == [1]
     assert (waits.status, child.status, child.waiting, child.fed) == ("QUEUED", "PENDING", 1, True)
     types = [event.type for event in decision.events]
     assert types == ["run.created", "run.started", "node.reused", "node.queued"]

@@ -14,6 +14,7 @@ from hypothesis import event, given, note
 from hypothesis import strategies as st
 
 from dovetail.core.dag import Graph
+from dovetail.core.items import split_name
 from dovetail.core.run import Phase, RunState
 from dovetail.core.states import FINISHED, NodeStatus
 from dovetail.core.step import begin, step
@@ -22,14 +23,27 @@ from dovetail.core.transitions import (
     Claim,
     Complete,
     Decision,
+    Expand,
     Fail,
     Submit,
     Transition,
     Wake,
 )
 
-from .drawn import LEASE, DrawnAction, Meaning, deeds, error_of, examples, graphs, limits, output_of
-from .invariants import Ledger, check_run, check_step
+from .drawn import (
+    LEASE,
+    DrawnAction,
+    Meaning,
+    deeds,
+    error_of,
+    examples,
+    expanding,
+    graphs,
+    length_of,
+    limits,
+    output_of,
+)
+from .invariants import Ledger, check_run, check_step, startable
 
 
 class CheckedRun:
@@ -61,17 +75,18 @@ class CheckedRun:
         transition = self.meaning.of(deed, self.run, self.now)
         event(f"{type(transition).__name__} {'taken' if self.apply(transition) else 'refused'}")
 
-    def finish(self, choose: Callable[[list[int]], int], fails: Callable[[str], bool]) -> None:
+    def finish(self, choose: Callable[[list[str]], int], fails: Callable[[str], bool]) -> None:
         """Drive the run fairly to its end: whatever is published is claimed, whatever was
         claimed answers, whatever waits is woken."""
-        steps = 40 * len(self.run.nodes) + 100
+        steps = 200 * len(self.run.nodes) + 100
         while not self.run.finished:
             assert (steps := steps - 1), f"the run does not end: {self.run.snapshot()}"
             able = [
-                index
-                for index, node in enumerate(self.run.nodes)
-                if node.phase is Phase.PUBLISHED or node.status is NodeStatus.RUNNING
+                name
+                for name, state in startable(self.run)
+                if state.phase is Phase.PUBLISHED or state.status is NodeStatus.RUNNING
             ]
+            able += expanding(self.run)
             if not able:
                 self._wake_first()
                 continue
@@ -79,20 +94,21 @@ class CheckedRun:
 
     def _wake_first(self) -> None:
         waits = [
-            (node.until, index)
-            for index, node in enumerate(self.run.nodes)
-            if node.until is not None
+            (state.until, name, state.token)
+            for name, state in startable(self.run)
+            if state.until is not None
         ]
         assert waits, f"nothing can happen any more: {self.run.snapshot()}"
-        until, index = min(waits)
+        until, name, token = min(waits)
         self.now = max(self.now, until)
-        name = self.run.graph.nodes[index].id
-        assert self.apply(Wake("r", name, self.run.nodes[index].token))
+        assert self.apply(Wake("r", name, token))
 
-    def _advance(self, index: int, fails: Callable[[str], bool]) -> None:
-        node, name = self.run.nodes[index], self.run.graph.nodes[index].id
+    def _advance(self, name: str, fails: Callable[[str], bool]) -> None:
+        node = self.run.node(name)
         self.now += 1
-        if node.phase is Phase.PUBLISHED:
+        if node.phase is Phase.EXPANDING:
+            assert self.apply(Expand("r", name, node.token, length_of(self.run, name)))
+        elif node.phase is Phase.PUBLISHED:
             assert self.apply(Claim("r", name, node.token, "w", self.now + LEASE))
         elif fails(name):
             assert self.apply(Fail("r", name, node.token, error_of(name)))
@@ -101,7 +117,7 @@ class CheckedRun:
 
 
 @examples(400)
-@given(graphs(), deeds, limits)
+@given(graphs(maps=True), deeds, limits)
 def test_the_rules_hold_for_any_transitions_in_any_order(
     graph: Graph, story: list[DrawnAction], max_bytes: int | None
 ) -> None:
@@ -111,7 +127,7 @@ def test_the_rules_hold_for_any_transitions_in_any_order(
 
 
 @examples(200)
-@given(graphs(), deeds, st.sets(st.integers(0, 7)), st.randoms(use_true_random=False))
+@given(graphs(maps=True), deeds, st.sets(st.integers(0, 7)), st.randoms(use_true_random=False))
 def test_every_run_ends_after_any_transitions(
     graph: Graph, story: list[DrawnAction], broken: set[int], random: Any
 ) -> None:
@@ -124,15 +140,15 @@ def test_every_run_ends_after_any_transitions(
 
 
 @examples(200)
-@given(graphs(), deeds)
+@given(graphs(maps=True), deeds)
 def test_at_most_once_nodes_start_at_most_once_in_an_epoch(
     graph: Graph, story: list[DrawnAction]
 ) -> None:
     stroll = CheckedRun(graph)
     for deed in story:
         stroll.happen(deed)
-    for (place, _), starts in stroll.ledger.starts.items():
-        if graph.nodes[place].at_most_once:
+    for (name, _), starts in stroll.ledger.starts.items():
+        if graph.nodes[graph.index[split_name(name)[0]]].at_most_once:
             assert starts == 1
 
 
@@ -148,7 +164,7 @@ orders = st.integers(0, 1000)
 
 
 @examples(300)
-@given(graphs(), st.sets(st.integers(0, 7)), orders, orders)
+@given(graphs(maps=True), st.sets(st.integers(0, 7)), orders, orders)
 def test_the_outcome_does_not_depend_on_the_order_in_which_nodes_finish(
     graph: Graph, broken: set[int], one: int, other: int
 ) -> None:

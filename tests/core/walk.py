@@ -26,6 +26,7 @@ from dovetail.core.transitions import (
     Claim,
     Complete,
     Decision,
+    Expand,
     Fail,
     Park,
     Progress,
@@ -38,7 +39,7 @@ from dovetail.core.transitions import (
     Wake,
 )
 
-from .invariants import Ledger, check_run, check_step
+from .invariants import Ledger, check_run, check_step, order_name
 
 LEASE = 10.0
 MAX_CRASHES = 3
@@ -140,6 +141,17 @@ class Walk:
     def recall(self, node: str, output: Any, token: Token | None = None) -> Decision:
         return self.apply(Recall("r", node, token or self.token(node), output))
 
+    def expand(
+        self,
+        node: str,
+        total: int = 0,
+        error: Mapping[str, Any] | None = None,
+        token: Token | None = None,
+    ) -> Decision:
+        """The list of a mapped node is rendered."""
+        why = None if error is None else dict(error)
+        return self.apply(Expand("r", node, token or self.token(node), total, why))
+
     def cancel(self) -> Decision:
         return self.apply(Cancel("r"))
 
@@ -185,9 +197,8 @@ class Walk:
         return dict(zip(names, (node.status.value for node in self.state.nodes), strict=True))
 
     def dispatched(self, decision: Decision | None = None) -> list[str]:
-        """The nodes that the last decision, or this one, publishes, in order."""
-        orders = (decision or self.last).dispatch
-        return [self.state.graph.nodes[order.node_index].id for order in orders]
+        """The nodes and items that the last decision, or this one, publishes, in order."""
+        return [order_name(order) for order in (decision or self.last).dispatch]
 
     def types(self, node: str | None = None) -> list[str]:
         """The types of all events so far, or of those of one node."""

@@ -11,17 +11,24 @@ from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dovetail.core.definition.model import (
     DEFAULT_TIMEOUT_SECONDS,
+    DEFAULT_WINDOW,
     Defaults,
     Node,
     RetrySettings,
     Workflow,
 )
 from dovetail.core.retry import DEFAULT_RETRY, RetryPolicy
-from dovetail.core.templates import ConfigTemplate, Scope, compile_config, parse_condition
+from dovetail.core.templates import (
+    ConfigTemplate,
+    Scope,
+    compile_config,
+    compile_list,
+    parse_condition,
+)
 
 Edges = Sequence[Sequence[int]]
 """For each node the indices of its neighbours in one direction."""
@@ -184,6 +191,23 @@ def _way_around(children: Edges, members: Sequence[int]) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
+class MapSpec:
+    """How a mapped node goes through its items."""
+
+    items: Callable[[Scope], Any]
+    """Makes the list. Raises `TemplateError`."""
+    window: int = DEFAULT_WINDOW
+    """Items that may be out at once: begun and not ended."""
+    max_failures: int | tuple[int, int] = 0
+    """So many items may fail, or this fraction of them."""
+
+    def tolerated(self, total: int) -> int:
+        """How many of so many items may fail."""
+        allowed = self.max_failures
+        return allowed if isinstance(allowed, int) else total * allowed[0] // allowed[1]
+
+
+@dataclass(frozen=True, slots=True)
 class NodeSpec:
     """One node with all defaults filled in."""
 
@@ -201,6 +225,13 @@ class NodeSpec:
     resource_tag: str | None
     at_most_once: bool
     allow_failure: bool
+    for_each: MapSpec | None = None
+    is_direct: bool = field(init=False)
+    """Once its parents are done it is published: it has no condition and is not mapped."""
+
+    def __post_init__(self) -> None:
+        is_direct = self.condition is None and self.for_each is None
+        object.__setattr__(self, "is_direct", is_direct)
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -253,6 +284,7 @@ def build_graph(workflow: Workflow, default_retries: Mapping[str, int]) -> Graph
             resource_tag=node.resource_tag or defaults.resource_tag,
             at_most_once=node.delivery == "at_most_once",
             allow_failure=node.allow_failure,
+            for_each=_map_spec(node),
         )
         for number, node in enumerate(workflow.nodes)
     )
@@ -283,6 +315,21 @@ def _retries(node: Node, defaults: Defaults, own: Mapping[str, int]) -> int:
     if defaults.max_retries is not None:
         return defaults.max_retries
     return own.get(node.handler, 0)
+
+
+def _map_spec(node: Node) -> MapSpec | None:
+    given = node.for_each
+    if given is None:
+        return None
+    failures = given.max_failures
+    allowed = fraction_of(failures) if isinstance(failures, str) else failures
+    return MapSpec(compile_list(given.items), given.max_concurrency, allowed)
+
+
+def fraction_of(share: str) -> tuple[int, int]:
+    """Of a share such as "12.5%"; a float would be a little off."""
+    whole, _, decimals = share.rstrip("%").partition(".")
+    return int(whole + decimals), 100 * 10 ** len(decimals)
 
 
 def _retry(node: Node, defaults: Defaults) -> RetryPolicy:

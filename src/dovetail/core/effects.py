@@ -7,13 +7,15 @@ Each function changes the run in place and writes into the given `Decision`.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 from orjson import dumps
 
+from dovetail.core.dag import MapSpec
 from dovetail.core.errors import TemplateError
-from dovetail.core.events import TRACEBACK, Event, Token
+from dovetail.core.events import NO_START, TRACEBACK, Event, Token
+from dovetail.core.items import MapState, item_name
 from dovetail.core.run import NodeState, Phase, RunState, encoded_size
 from dovetail.core.states import FINAL, NodeStatus, Reason, RunStatus
 from dovetail.core.text import died_during
@@ -35,7 +37,7 @@ def complete_children(run: RunState, index: int, out: Decision, now: float, nonc
     """The node is COMPLETED: count it off at its children and queue the children that are ready."""
     specs, nodes = run.graph.nodes, run.nodes
     queue: list[int] = []
-    conditional = False
+    direct = True
     for child in specs[index].children:
         node = nodes[child]
         # Only a PENDING child waits: after a failure children are finished, after a retry some ran.
@@ -44,9 +46,9 @@ def complete_children(run: RunState, index: int, out: Decision, now: float, nonc
             node.waiting -= 1
             if not node.waiting:
                 queue.append(child)
-                if specs[child].condition is not None:
-                    conditional = True
-    if conditional:
+                if not specs[child].is_direct:
+                    direct = False
+    if not direct:
         resolve(run, queue, out, now, nonce)
         return
     for child in queue:
@@ -95,8 +97,12 @@ def resolve(run: RunState, ready: list[int], out: Decision, now: float, nonce: i
                     ready.append(child)
     queue.sort()
     for index in queue:
-        if nodes[index].status is PENDING:  # a condition above may have failed the run
+        if nodes[index].status is not PENDING:
+            continue  # a condition above has failed the run
+        if specs[index].for_each is None:
             queue_node(run, index, out, now, nonce)
+        else:
+            queue_map(run, index, out, now, nonce)
     fill_slots_and_finish(run, out, now)
 
 
@@ -146,7 +152,7 @@ def queue_node(run: RunState, index: int, out: Decision, now: float, nonce: int)
     if run.graph.max_concurrency is None:  # as `publish` would, without the call
         run.active += 1
         node.phase = PUBLISHED
-        out.dispatch.append(new_tuple(Dispatch, (run, index, node.token)))
+        out.dispatch.append(new_tuple(Dispatch, (run, index, node.token, None)))
     else:
         publish(run, index, node, out)
 
@@ -204,7 +210,7 @@ def publish(run: RunState, index: int, node: NodeState, out: Decision) -> None:
         return
     run.active += 1
     node.phase = PUBLISHED
-    out.dispatch.append(new_tuple(Dispatch, (run, index, node.token)))
+    out.dispatch.append(new_tuple(Dispatch, (run, index, node.token, None)))
 
 
 def fill_slots_and_finish(run: RunState, out: Decision, now: float) -> None:
@@ -215,9 +221,12 @@ def fill_slots_and_finish(run: RunState, out: Decision, now: float) -> None:
             index = heappop(run.held)
             out.changed.append(index)
             node = run.nodes[index]
+            if node.items is not None:
+                publish_held_items(run, index, out)
+                continue
             run.active += 1
             node.phase = PUBLISHED
-            out.dispatch.append(new_tuple(Dispatch, (run, index, node.token)))
+            out.dispatch.append(new_tuple(Dispatch, (run, index, node.token, None)))
     if not run.unfinished and run.finished_at is None:
         end_run(run, out, now)
 
@@ -298,6 +307,12 @@ def fail_node(
         run.failed += 1
         record_change(run, child, out, now, "node.failed", why)
     for other, bystander in enumerate(nodes):
+        if bystander.items is not None:
+            if bystander.finished_at is None:
+                cancel_waiting_items(run, other, Reason.RUN_FAILED, out, now)
+                if not bystander.items.out:  # else it ends with its running items
+                    cancel_node(run, other, Reason.RUN_FAILED, out, now)
+            continue
         if bystander.phase is PUBLISHED:
             run.active -= 1
         if bystander.status is PENDING or bystander.status is QUEUED:
@@ -380,13 +395,275 @@ def cancel_node(run: RunState, index: int, reason: Reason, out: Decision, now: f
     record_change(run, index, out, now, "node.cancelled", {"reason": reason})
 
 
+# ── mapped nodes and their items ─────────────────────────────────────────────────────────
+
+
+def queue_map(run: RunState, index: int, out: Decision, now: float, nonce: int) -> None:
+    """A mapped node is ready: have its list rendered. That takes no slot of the run."""
+    node = run.nodes[index]
+    node.status = QUEUED
+    node.phase = Phase.EXPANDING
+    fence(node, nonce)
+    record_change(run, index, out, now, "node.queued")
+    out.dispatch.append(Dispatch(run, index, node.token))
+
+
+def open_map(node: NodeState, total: int) -> None:
+    """The list is known. Items that were completed in an earlier epoch stay completed."""
+    if node.items is None or node.items.total != total:
+        node.items = MapState(total)
+    node.phase = None
+    node.token = Token(node.epoch, 1, NO_START)
+
+
+def mapped(run: RunState, index: int) -> tuple[MapSpec, MapState]:
+    """Of a mapped node whose list is known."""
+    spec, items = run.graph.nodes[index].for_each, run.nodes[index].items
+    assert spec is not None  # noqa: S101 - only such nodes have items
+    assert items is not None  # noqa: S101
+    return spec, items
+
+
+def why_stopped(run: RunState, index: int) -> Reason | None:
+    """Why no item of the mapped node may be started any more, if that is so."""
+    spec, items = mapped(run, index)
+    if items.failed > spec.tolerated(items.total):
+        return Reason.TOO_MANY_FAILURES
+    return Reason.RUN_FAILED if run.status is not RunStatus.RUNNING else None
+
+
+def advance_map(run: RunState, index: int, out: Decision, now: float, nonce: int) -> None:
+    """End a decision about items: begin the next ones, or end their node.
+
+    The order decides that the join fires once: an item leaves `out` once, and the node ends with
+    the last one.
+    """
+    spec, items = mapped(run, index)
+    stopped = why_stopped(run, index)
+    if stopped is not None:
+        cancel_waiting_items(run, index, stopped, out, now)
+    else:
+        epoch = run.nodes[index].epoch
+        while len(items.out) < spec.window and (item := items.next_waiting()) is not None:
+            state = NodeState(epoch, 0)
+            items.begin(item, state)
+            queue_item(run, index, item, state, out, now, nonce)
+    if items.out:
+        fill_slots_and_finish(run, out, now)
+    else:
+        end_map(run, index, stopped, out, now, nonce)
+
+
+def queue_item(
+    run: RunState, index: int, item: int, state: NodeState, out: Decision, now: float, nonce: int
+) -> None:
+    state.status = QUEUED
+    fence(state, nonce)
+    record_item(run, index, item, state, out, now, "node.queued")
+    publish_item(run, index, item, state, out)
+
+
+def publish_item(run: RunState, index: int, item: int, state: NodeState, out: Decision) -> None:
+    """As `publish`. A held item makes its node a held one."""
+    limit, node = run.graph.max_concurrency, run.nodes[index]
+    if limit is None or not (run.held or run.active >= limit):
+        run.active += 1
+        state.phase = PUBLISHED
+        out.dispatch.append(new_tuple(Dispatch, (run, index, state.token, item)))
+        return
+    state.phase = HELD
+    heappush(mapped(run, index)[1].ready, item)
+    if node.phase is not HELD:
+        node.phase = HELD
+        heappush(run.held, index)
+
+
+def publish_held_items(run: RunState, index: int, out: Decision) -> None:
+    """It is the turn of a held mapped node: its first items take the free slots of the run."""
+    limit, node = run.graph.max_concurrency, run.nodes[index]
+    node.phase = None
+    _, items = mapped(run, index)
+    while items.ready:
+        if limit is not None and run.active >= limit:
+            node.phase = HELD
+            heappush(run.held, index)
+            return
+        item = heappop(items.ready)
+        state = items.out[item]
+        run.active += 1
+        state.phase = PUBLISHED
+        out.dispatch.append(Dispatch(run, index, state.token, item))
+
+
+def hold_back(run: RunState) -> None:
+    """Derive what is held from the phases of nodes and items."""
+    for node in run.nodes:
+        if node.items is not None:
+            node.items.recount()
+            if node.phase in (None, HELD):
+                node.phase = HELD if node.items.ready else None
+    run.held = [index for index, node in enumerate(run.nodes) if node.phase is HELD]
+
+
+def end_item(
+    run: RunState,
+    index: int,
+    item: int,
+    state: NodeState,
+    status: NodeStatus,
+    out: Decision,
+    now: float,
+    kind: str,
+    data: dict[str, Any] | None = None,
+) -> None:
+    """The item has ended: only a compact record of it stays. The caller goes on with
+    `advance_map`."""
+    _, items = mapped(run, index)
+    if state.status is RUNNING:
+        items.running -= 1
+    if state.status is RUNNING or state.phase is PUBLISHED:
+        run.active -= 1
+    state.status, state.finished_at = status, now
+    items.end(item, state)
+    record_item(run, index, item, state, out, now, kind, data)
+
+
+def fail_item(
+    run: RunState,
+    index: int,
+    item: int,
+    state: NodeState,
+    error: dict[str, Any],
+    out: Decision,
+    now: float,
+) -> None:
+    data = failure_data(error)
+    state.error = data["error"]
+    if state.reason is not None:
+        data["reason"] = state.reason
+    end_item(run, index, item, state, FAILED, out, now, "node.failed", data)
+
+
+def lose_item(
+    run: RunState, index: int, item: int, max_crashes: int, out: Decision, now: float, nonce: int
+) -> None:
+    """As `lose_node`. The caller goes on with `advance_map`."""
+    _, items = mapped(run, index)
+    state = items.out[item]
+    state.crashes += 1
+    lost = {"worker": state.worker, "crashes": state.crashes}
+    record_item(run, index, item, state, out, now, "node.lost", lost)
+    if run.graph.nodes[index].at_most_once or state.crashes >= max_crashes:
+        message = died_during(state.crashes, state.attempt)
+        state.reason = Reason.WORKER_LOST
+        error = {"type": Reason.WORKER_LOST.value, "message": message}
+        fail_item(run, index, item, state, error, out, now)
+    elif stopped := why_stopped(run, index):
+        cancel_item(run, index, item, stopped, out, now)
+    else:
+        run.active -= 1
+        items.running -= 1
+        release_lease(state)
+        queue_item(run, index, item, state, out, now, nonce)
+
+
+def cancel_item(
+    run: RunState, index: int, item: int, reason: Reason, out: Decision, now: float
+) -> None:
+    state = mapped(run, index)[1].out[item]
+    state.reason = reason
+    why = {"reason": reason}
+    end_item(run, index, item, state, CANCELLED, out, now, "node.cancelled", why)
+
+
+def cancel_waiting_items(
+    run: RunState, index: int, reason: Reason, out: Decision, now: float
+) -> None:
+    """Cancel the items that are out and do not run. Items that were never begun need no event:
+    they end with their node."""
+    node = run.nodes[index]
+    _, items = mapped(run, index)
+    for item in sorted(items.out):
+        if items.out[item].status is not RUNNING:
+            cancel_item(run, index, item, reason, out, now)
+    items.ready.clear()
+    if node.phase is HELD:
+        node.phase = None
+        run.held.remove(index)
+        heapify(run.held)
+
+
+def end_map(
+    run: RunState, index: int, stopped: Reason | None, out: Decision, now: float, nonce: int
+) -> None:
+    """No item is out and none may be begun: the node ends, once."""
+    node = run.nodes[index]
+    _, items = mapped(run, index)
+    if stopped is Reason.TOO_MANY_FAILURES:
+        resolve(run, fail_node(run, index, map_error(run, index), out, now), out, now, nonce)
+    elif items.completed + items.failed == items.total:
+        node.output = items.outputs
+        finish(run, node, COMPLETED, now)
+        record_change(run, index, out, now, "node.completed")
+        complete_children(run, index, out, now, nonce)
+    else:
+        cancel_node(run, index, Reason.RUN_FAILED, out, now)
+        fill_slots_and_finish(run, out, now)
+
+
+def map_error(run: RunState, index: int) -> dict[str, Any]:
+    """The error of the first failed item, and how many failed."""
+    spec, items = mapped(run, index)
+    item = items.first_failed()
+    own = items.ended[item].error or {}
+    failed = f"{items.failed} of {items.total} items failed, {spec.tolerated(items.total)} may"
+    return {**own, "message": f"item {item}: {own.get('message', '')} ({failed})"}
+
+
+def record_item(
+    run: RunState,
+    index: int,
+    item: int,
+    state: NodeState,
+    out: Decision,
+    now: float,
+    kind: str,
+    data: dict[str, Any] | None = None,
+) -> None:
+    """As `record_change`, for an item."""
+    out.changed.append(index)
+    if run.logged:
+        run.seq = seq = run.seq + 1
+        name = item_name(run.graph.nodes[index].id, item)
+        fields = (seq, now, kind, state.epoch, name, state.attempt, data)
+        out.events.append(new_tuple(Event, fields))
+
+
 def stops(run: RunState, indices: Iterable[int]) -> list[Stop]:
-    """Stop orders for those of these nodes that are running."""
-    return [
-        Stop(run.id, run.graph.nodes[i].id, run.nodes[i].token)
-        for i in indices
-        if run.nodes[i].status is RUNNING
-    ]
+    """Stop orders for those of these nodes, and of their items, that are running."""
+    found = []
+    for index in indices:
+        node, name = run.nodes[index], run.graph.nodes[index].id
+        if node.items is not None:
+            found += [
+                Stop(run.id, item_name(name, item), state.token)
+                for item, state in sorted(node.items.out.items())
+                if state.status is RUNNING
+            ]
+        elif node.status is RUNNING:
+            found.append(Stop(run.id, name, node.token))
+    return found
+
+
+def count_active(nodes: Iterable[NodeState]) -> int:
+    """The nodes and items that are published or RUNNING."""
+    active = 0
+    for node in nodes:
+        if node.items is None:
+            active += node.status is RUNNING or node.phase is PUBLISHED
+        else:
+            active += count_active(node.items.out.values())
+    return active
 
 
 def finish(run: RunState, node: NodeState, status: NodeStatus, now: float) -> None:
@@ -454,10 +731,18 @@ def outstanding(run: RunState) -> Decision:
     orders = Decision()
     waiting = []
     for index, node in enumerate(run.nodes):
-        if node.phase is PUBLISHED:
+        name = run.graph.nodes[index].id
+        if node.phase is PUBLISHED or node.phase is Phase.EXPANDING:
             orders.dispatch.append(Dispatch(run, index, node.token))
         elif node.until is not None:
-            waiting.append((node.until, Wake(run.id, run.graph.nodes[index].id, node.token)))
+            waiting.append((node.until, Wake(run.id, name, node.token)))
+        elif node.items is not None and node.items.out:
+            for item, state in sorted(node.items.out.items()):
+                if state.phase is PUBLISHED:
+                    orders.dispatch.append(Dispatch(run, index, state.token, item))
+                elif state.until is not None:
+                    wake = Wake(run.id, item_name(name, item), state.token)
+                    waiting.append((state.until, wake))
         else:
             continue
         orders.changed.append(index)

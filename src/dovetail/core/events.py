@@ -94,5 +94,8 @@ def text_of(token: Token) -> str:
 
 LATE = 0
 """The nonce of a result from a start that was stopped; no start has such a token."""
+NO_START = -2
+"""The nonce of a mapped node's token once its items are known: they are started, not the node, so
+no message has this token."""
 NO_TOKEN = Token(0, 0, 0)
 """The token of a node that was never queued."""

@@ -12,6 +12,7 @@ import orjson
 
 from dovetail.core.dag import Graph
 from dovetail.core.events import NO_TOKEN, Token
+from dovetail.core.items import MapState, split_name
 from dovetail.core.outputs import OutputReference
 from dovetail.core.states import NodeStatus, Reason, RunStatus
 from dovetail.core.templates import NodeValue
@@ -21,7 +22,11 @@ class Phase(StrEnum):
     """Where a QUEUED node is."""
 
     HELD = "held"
-    """Waits for its run to fall under `max_concurrency`."""
+    """Waits for its run to fall under `max_concurrency`. A mapped node is held while items of it
+    are, also while others run."""
+    EXPANDING = "expanding"
+    """A mapped node: its list is being rendered. Handed to the transport, but no worker starts it.
+    """
     PUBLISHED = "published"
     """Handed to the transport; a worker may claim it."""
     PARKED = "parked"
@@ -59,6 +64,7 @@ class NodeState:
         "error",
         "fed",
         "finished_at",
+        "items",
         "lease_until",
         "output",
         "phase",
@@ -95,6 +101,8 @@ class NodeState:
     cause: str | None
     started_at: float | None
     finished_at: float | None
+    items: MapState | None
+    """Of a mapped node, once its list is known."""
 
     def __init__(self, epoch: int, waiting: int) -> None:
         self.status = _PENDING
@@ -105,11 +113,13 @@ class NodeState:
         self.token = self.answered = NO_TOKEN
         self.phase = self.until = self.lease_until = self.worker = None
         self.output = self.error = self.reason = self.cause = None
-        self.started_at = self.finished_at = None
+        self.started_at = self.finished_at = self.items = None
 
     def snapshot(self) -> dict[str, Any]:
         """Every field, for comparing two stores."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        kept = {name: getattr(self, name) for name in self.__slots__}
+        kept["items"] = None if self.items is None else self.items.snapshot()
+        return kept
 
 
 class RunState:
@@ -174,17 +184,38 @@ class RunState:
         """Nodes whose failure is not allowed."""
         self.cancelled = 0
         self.active = 0
-        """Nodes published or RUNNING; `max_concurrency` limits them."""
+        """Nodes and items published or RUNNING; `max_concurrency` limits them. A mapped node does
+        not count itself."""
         self.held: list[int] = []
-        """A heap of the ready nodes beyond `max_concurrency`, first in the definition first."""
+        """A heap of the ready nodes beyond `max_concurrency`, first in the definition first. A
+        mapped node stands for its items."""
 
     @property
     def finished(self) -> bool:
         """Its status is final and no handler of it runs any more."""
         return self.finished_at is not None
 
-    def node(self, node_id: str) -> NodeState:
-        return self.nodes[self.graph.index[node_id]]
+    def node(self, name: str) -> NodeState:
+        """The node or item of this name. Of an item that is not out it is a copy."""
+        index = self.graph.index.get(name)
+        if index is not None:
+            return self.nodes[index]
+        place = self.place(name)
+        if place is None:
+            raise KeyError(name)
+        node, item = self.nodes[place[0]], place[1]
+        items = node.items
+        assert items is not None  # noqa: S101 - else it has no place
+        return items.out.get(item) or items.restore_state(item, NodeState(node.epoch, 0))
+
+    def place(self, name: str) -> tuple[int, int] | None:
+        """The index of a mapped node and the number of its item, by the item's name."""
+        node_id, item = split_name(name)
+        index = self.graph.index.get(node_id)
+        if item is None or index is None:
+            return None
+        items = self.nodes[index].items
+        return None if items is None or item >= items.total else (index, item)
 
     def get(self, name: str) -> Any:
         """What a template reads under `name` (the `Scope` of the templates)."""

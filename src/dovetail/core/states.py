@@ -36,6 +36,8 @@ class Reason(StrEnum):
     RUN_FAILED = "run_failed"
     RUN_CANCELLED = "run_cancelled"
     WORKER_LOST = "worker_lost"
+    TOO_MANY_FAILURES = "too_many_failures"
+    """Of an item: more items of its node failed than may."""
 
 
 # Within one epoch; only a retry, which opens the next epoch, takes a node back to PENDING.

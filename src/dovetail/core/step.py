@@ -21,11 +21,11 @@ The principles:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from heapq import heapify
 from typing import Any
 
-from dovetail.core.dag import layers
+from dovetail.core.dag import descendants, layers
 from dovetail.core.effects import (
     COMPLETED,
     HELD,
@@ -33,8 +33,11 @@ from dovetail.core.effects import (
     PUBLISHED,
     QUEUED,
     RUNNING,
+    advance_map,
+    cancel_item,
     cancel_node,
     complete_children,
+    count_active,
     count_failures,
     count_parents,
     fail_node,
@@ -44,11 +47,14 @@ from dovetail.core.effects import (
     finish,
     is_allowed_failure,
     log,
+    lose_item,
     lose_node,
+    mapped,
     outstanding,
     overweight,
     publish,
     record_change,
+    record_item,
     refuse,
     release_lease,
     resolve,
@@ -58,6 +64,7 @@ from dovetail.core.effects import (
 )
 from dovetail.core.errors import Conflict, NotFound
 from dovetail.core.events import Event
+from dovetail.core.item_rules import apply_to_item, expand
 from dovetail.core.retry import delay
 from dovetail.core.run import NodeState, Phase, RunState
 from dovetail.core.states import FINAL, FINISHED, NodeStatus, Reason, RunStatus
@@ -68,6 +75,7 @@ from dovetail.core.transitions import (
     Claim,
     Complete,
     Decision,
+    Expand,
     Fail,
     Park,
     Progress,
@@ -75,6 +83,7 @@ from dovetail.core.transitions import (
     Recall,
     Renew,
     Retry,
+    RetryDecision,
     Submit,
     TakeOver,
     Transition,
@@ -159,7 +168,7 @@ def step(run: RunState, transition: Transition, now: float, nonce: int) -> Decis
 def claim(run: RunState, transition: Claim, now: float, nonce: int) -> Decision:
     index = run.graph.index.get(transition.node)
     if index is None:
-        return NOTHING
+        return apply_to_item(run, transition, now, nonce)
     node = run.nodes[index]
     if node.phase is not PUBLISHED or node.token != transition.token:
         return NOTHING  # started already, or a message from before its last attempt
@@ -179,7 +188,7 @@ def claim(run: RunState, transition: Claim, now: float, nonce: int) -> Decision:
 def renew(run: RunState, transition: Renew, now: float, nonce: int) -> Decision:
     index = run.graph.index.get(transition.node)
     if index is None:
-        return NOTHING
+        return apply_to_item(run, transition, now, nonce)
     node = run.nodes[index]
     if node.status is not RUNNING or node.token != transition.token:
         return NOTHING  # lost or cancelled: the worker must stop its handler
@@ -192,7 +201,7 @@ def renew(run: RunState, transition: Renew, now: float, nonce: int) -> Decision:
 def complete(run: RunState, transition: Complete, now: float, nonce: int) -> Decision:
     index = run.graph.index.get(transition.node)
     if index is None:
-        return NOTHING
+        return apply_to_item(run, transition, now, nonce)
     node = run.nodes[index]
     if node.status is not RUNNING or node.token != transition.token:
         return refuse(run, index, transition.token, now)
@@ -217,7 +226,7 @@ def complete(run: RunState, transition: Complete, now: float, nonce: int) -> Dec
 def recall(run: RunState, transition: Recall, now: float, nonce: int) -> Decision:
     index = run.graph.index.get(transition.node)
     if index is None:
-        return NOTHING
+        return apply_to_item(run, transition, now, nonce)
     node = run.nodes[index]
     if node.phase is not PUBLISHED or node.token != transition.token:
         return NOTHING
@@ -236,7 +245,7 @@ def recall(run: RunState, transition: Recall, now: float, nonce: int) -> Decisio
 def fail(run: RunState, transition: Fail, now: float, nonce: int) -> Decision:
     index = run.graph.index.get(transition.node)
     if index is None:
-        return NOTHING
+        return apply_to_item(run, transition, now, nonce)
     node = run.nodes[index]
     # Only a config that cannot be rendered fails before the start. If the store has lost a start,
     # the result of that start no longer counts, and the node starts again.
@@ -279,7 +288,7 @@ def fail(run: RunState, transition: Fail, now: float, nonce: int) -> Decision:
 def reap(run: RunState, transition: Reap, now: float, nonce: int) -> Decision:
     index = run.graph.index.get(transition.node)
     if index is None:
-        return NOTHING
+        return apply_to_item(run, transition, now, nonce)
     node = run.nodes[index]
     if node.status is not RUNNING or node.token != transition.token:
         return NOTHING
@@ -296,7 +305,9 @@ def take_over(run: RunState, transition: TakeOver, now: float, nonce: int) -> De
         return NOTHING
     out = Decision()
     for index, node in enumerate(run.nodes):
-        if node.status is RUNNING:
+        if node.items is not None:
+            take_over_items(run, index, transition, out, now, nonce)
+        elif node.status is RUNNING:
             lose_node(run, index, transition.max_crashes, out, now, nonce)
         elif node.until is not None and transition.behind > 0:
             node.until -= transition.behind
@@ -308,10 +319,25 @@ def take_over(run: RunState, transition: TakeOver, now: float, nonce: int) -> De
     return out
 
 
+def take_over_items(
+    run: RunState, index: int, transition: TakeOver, out: Decision, now: float, nonce: int
+) -> None:
+    _, items = mapped(run, index)
+    before = sorted(items.out.items())
+    for item, state in before:
+        if state.status is RUNNING:
+            lose_item(run, index, item, transition.max_crashes, out, now, nonce)
+        elif state.until is not None and transition.behind > 0:
+            state.until -= transition.behind
+            out.changed.append(index)
+    if before:
+        advance_map(run, index, out, now, nonce)
+
+
 def park(run: RunState, transition: Park, now: float, nonce: int) -> Decision:
     index = run.graph.index.get(transition.node)
     if index is None:
-        return NOTHING
+        return apply_to_item(run, transition, now, nonce)
     node = run.nodes[index]
     if node.token != transition.token:
         return NOTHING
@@ -332,7 +358,7 @@ def park(run: RunState, transition: Park, now: float, nonce: int) -> Decision:
 def wake(run: RunState, transition: Wake, now: float, nonce: int) -> Decision:
     index = run.graph.index.get(transition.node)
     if index is None:
-        return NOTHING
+        return apply_to_item(run, transition, now, nonce)
     node = run.nodes[index]
     if node.until is None or node.token != transition.token or now < node.until:
         return NOTHING  # it does not wait, or its time has not come
@@ -346,7 +372,7 @@ def wake(run: RunState, transition: Wake, now: float, nonce: int) -> Decision:
 def progress(run: RunState, transition: Progress, now: float, nonce: int) -> Decision:
     index = run.graph.index.get(transition.node)
     if index is None:
-        return NOTHING
+        return apply_to_item(run, transition, now, nonce)
     node = run.nodes[index]
     if node.status is not RUNNING or node.token != transition.token:
         return NOTHING
@@ -363,6 +389,10 @@ def cancel(run: RunState, transition: Cancel, now: float, nonce: int) -> Decisio
     out.stop = stops(run, range(len(run.nodes)))
     for index, node in enumerate(run.nodes):
         if node.status not in FINISHED:
+            if node.items is not None:
+                for item in sorted(node.items.out):
+                    cancel_item(run, index, item, Reason.RUN_CANCELLED, out, now)
+                node.items.ready.clear()
             cancel_node(run, index, Reason.RUN_CANCELLED, out, now)
     # Counted anew: a cancelled run ends, whatever its counts say.
     run.failed = count_failures(run)
@@ -380,7 +410,9 @@ def retry(run: RunState, transition: Retry, now: float, nonce: int) -> Decision:
     reset = retry_plan(run, transition.from_node)
     if isinstance(reset, str):
         return NOTHING
-    out = Decision()
+    nodes = run.nodes
+    kept = [index for index in reset if keeps_items(run, index, reset, transition.from_node)]
+    out = RetryDecision(reset, kept)
     run.epoch += 1
     run.status = RunStatus.RUNNING
     run.finished_at = None
@@ -394,18 +426,51 @@ def retry(run: RunState, transition: Retry, now: float, nonce: int) -> Decision:
     )
     out.stop = stops(run, reset)
     out.changed += reset
-    nodes = run.nodes
-    for index in reset:
-        run.kept_bytes -= nodes[index].size
-        nodes[index] = NodeState(run.epoch, 0)
+    reset_nodes(run, reset, kept)
     # Counted anew from the states: the counts of a failed epoch do not matter.
     run.unfinished = sum(node.status not in FINISHED for node in nodes)
     run.failed = count_failures(run)
     run.cancelled = 0
-    run.active = sum(node.status is RUNNING for node in nodes)
+    run.active = count_active(nodes)
     count_parents(run, reset)
     resolve(run, [index for index in reset if not nodes[index].waiting], out, now, nonce)
+    for index, node in enumerate(nodes):
+        if node.status is RUNNING and node.items is not None:
+            advance_map(run, index, out, now, nonce)
     return out
+
+
+def keeps_items(run: RunState, index: int, reset: list[int], from_node: str | None) -> bool:
+    """Whether a retry that resets a mapped node keeps what its items have completed.
+
+    It does if their list is the same as before: nothing above the node runs again. A node that was
+    skipped is skipped again.
+    """
+    if run.nodes[index].items is None:
+        return False
+    above = {index, *descendants([spec.parents for spec in run.graph.nodes], index)}
+    if from_node is not None and run.graph.index[from_node] in above:
+        return False
+    above.discard(index)
+    return all(run.nodes[i].status is NodeStatus.SKIPPED for i in above.intersection(reset))
+
+
+def reset_nodes(run: RunState, reset: Sequence[int], kept: Sequence[int]) -> None:
+    """Open the run's new epoch for these nodes, and for mapped nodes whose items still run."""
+    nodes = run.nodes
+    for index in reset:
+        old = nodes[index]
+        nodes[index] = NodeState(run.epoch, 0)
+        if index in kept and old.items is not None:
+            nodes[index].items, nodes[index].size = old.items, old.size
+            old.items.reopen()
+        else:
+            run.kept_bytes -= old.size
+    for node in nodes:
+        if node.status is RUNNING and node.items is not None:
+            node.epoch = run.epoch
+            node.token = node.token._replace(epoch=run.epoch)
+            node.items.reopen()
 
 
 def retry_plan(run: RunState, from_node: str | None = None) -> list[int] | str:
@@ -458,6 +523,7 @@ RULES: dict[type, Callable[[RunState, Any, float, int], Decision]] = {
     Wake: wake,
     Progress: progress,
     Recall: recall,
+    Expand: expand,
 }
 
 
@@ -488,8 +554,12 @@ def restore(run: RunState, lease_until: float, now: float) -> Decision:
     """
     out = Decision()
     for index, (spec, node) in enumerate(zip(run.graph.nodes, run.nodes, strict=True)):
-        if not counts_as_started(node.status, spec.at_most_once):
+        if node.items is not None:
+            if spec.at_most_once:
+                _restore_items(run, index, lease_until, out, now)
             continue
+        if spec.for_each is not None or not counts_as_started(node.status, spec.at_most_once):
+            continue  # to render a list again starts nothing
         if node.phase is HELD:
             run.held.remove(index)
         if node.phase is not PUBLISHED:
@@ -500,6 +570,30 @@ def restore(run: RunState, lease_until: float, now: float) -> Decision:
         record_change(run, index, out, now, "node.started", dict(STARTED))
     heapify(run.held)
     return out
+
+
+def _restore_items(
+    run: RunState, index: int, lease_until: float, out: Decision, now: float
+) -> None:
+    """As for a node: the items that are out and do not run may have started."""
+    node, (_, items) = run.nodes[index], mapped(run, index)
+    for item, state in sorted(items.out.items()):
+        if state.status is not QUEUED:
+            continue
+        if state.phase is not PUBLISHED:
+            run.active += 1
+        state.status, state.phase, state.until = RUNNING, None, None
+        state.attempt = state.token.attempt
+        state.worker, state.lease_until, state.started_at = UNKNOWN_WORKER, lease_until, now
+        items.running += 1
+        record_item(run, index, item, state, out, now, "node.started", dict(STARTED))
+        if node.status is QUEUED:
+            node.status, node.attempt, node.started_at = RUNNING, 1, now
+            record_change(run, index, out, now, "node.started", {"worker": None})
+    items.ready.clear()
+    if node.phase is HELD:
+        node.phase = None
+        run.held.remove(index)
 
 
 def is_restored_start(event: Event) -> bool:

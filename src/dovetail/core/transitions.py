@@ -1,7 +1,8 @@
 """The transitions of a run, and the decision that follows from one.
 
-Eight transitions drive a run: submit, claim, renew, complete, fail, reap, cancel, retry. Five more
-neither start nor end a handler. `step` has the rules.
+Eight transitions drive a run: submit, claim, renew, complete, fail, reap, cancel, retry. Six more
+neither start nor end a handler. `step` has the rules. Where a transition names a node, it may name
+an item of a mapped node, as `summarise[3]`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import Any, NamedTuple
 from dovetail.core.caching import Caching
 from dovetail.core.dag import Graph
 from dovetail.core.events import Event, Token
-from dovetail.core.run import RunState
+from dovetail.core.items import item_name
+from dovetail.core.run import NodeState, RunState
 
 
 class Submit(NamedTuple):
@@ -163,6 +165,18 @@ class Recall(NamedTuple):
     output: Any
 
 
+class Expand(NamedTuple):
+    """The list of a mapped node was rendered. Only its length is kept: the list can be rendered
+    again from what is stored."""
+
+    run_id: str
+    node: str
+    token: Token
+    total: int
+    error: dict[str, Any] | None = None
+    """Why there is no list; `total` does not matter then."""
+
+
 Transition = (
     Claim
     | Renew
@@ -176,15 +190,32 @@ Transition = (
     | Wake
     | Progress
     | Recall
+    | Expand
 )
 
 
 class Dispatch(NamedTuple):
-    """An order: publish this QUEUED node."""
+    """An order: publish this QUEUED node or item. A node that is EXPANDING is not published: its
+    list is rendered, and `Expand` applied."""
 
     run: RunState
     node_index: int
     token: Token
+    item: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the node or item."""
+        node_id = self.run.graph.nodes[self.node_index].id
+        return node_id if self.item is None else item_name(node_id, self.item)
+
+    @property
+    def state(self) -> NodeState | None:
+        """Of the node or item; None for an item that is not out any more."""
+        node = self.run.nodes[self.node_index]
+        if self.item is None:
+            return node
+        return None if node.items is None else node.items.out.get(self.item)
 
 
 class Stop(NamedTuple):
@@ -203,7 +234,8 @@ class Decision:
     def __init__(self) -> None:
         self.changed: list[int] = []
         """Nodes that a store must write; a node may be listed twice. A node of which only
-        `waiting` changed is not listed: it follows from the parents' states."""
+        `waiting` changed is not listed: it follows from the parents' states. For an item its node
+        is listed."""
         self.events: list[Event] = []
         self.dispatch: list[Dispatch] = []
         """In this order."""
@@ -215,6 +247,18 @@ class Decision:
 
     def __bool__(self) -> bool:
         return bool(self.changed or self.events)
+
+
+class RetryDecision(Decision):
+    """Also what the retry reset, for the journal."""
+
+    __slots__ = ("kept", "reset")
+
+    def __init__(self, reset: list[int], kept: list[int]) -> None:
+        super().__init__()
+        self.reset = reset
+        self.kept = kept
+        """The mapped nodes among them whose completed items stay completed."""
 
 
 NOTHING = Decision()

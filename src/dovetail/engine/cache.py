@@ -7,6 +7,7 @@ outputs.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Container, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from dovetail.core.caching import (
@@ -55,9 +56,10 @@ class NodeCache:
         handler: str,
         params: Mapping[str, Any],
         of_parents: Callable[[Container[str]], Awaitable[Facts | None]],
+        own: Mapping[str, Any] = MappingProxyType({}),
     ) -> Cached | Caching | None:
         """The output that this node would have, if it is kept. `of_parents` gives what of some
-        reads is about the node's parents.
+        reads is about the node's parents; `own` are the item and the index of an item.
 
         A `Caching` if a worker has to look, see `answer`: with all facts but that of its secrets.
         """
@@ -71,6 +73,7 @@ class NodeCache:
         facts: dict[str, str] = {VERSION: version}
         if PARAMS in reads:
             facts[PARAMS] = digest_of(params)
+        facts |= {name: digest_of(value) for name, value in own.items() if name in reads}
         if SECRETS in reads and self._secrets is not None:
             facts[SECRETS] = secrets_digest(self._secrets)
         if any(read == NAMES or read.startswith(INPUT) for read in reads):

@@ -389,6 +389,10 @@ class Task(NamedTuple):
     """The position of the node in its definition, where that is known."""
     trace: str | None = None
     """The `traceparent` of its run, if runs are traced."""
+    item: Any = None
+    """Of a mapped node: the item itself."""
+    item_index: int | None = None
+    """Of a mapped node: the number of the item. `node_id` is then the item's name."""
 
     def inputs(self) -> dict[str, Any]:
         """Outputs of the completed parents by id, to be sent. They are copies of what is stored. A
@@ -396,7 +400,7 @@ class Task(NamedTuple):
         if isinstance(self.source, dict):
             return self.source
         assert self.source is not None, "they are too large to travel"  # noqa: S101
-        run, place, _ = self.source
+        run, place, *_ = self.source
         parents = [(run.graph.nodes[i].id, run.nodes[i]) for i in run.graph.nodes[place].parents]
         return {
             name: orjson.loads(orjson.dumps(parent.output))

@@ -32,6 +32,7 @@ from dovetail.core.caching import (
 from dovetail.core.conversion import encode_rich
 from dovetail.core.effects import COMPLETED
 from dovetail.core.errors import DovetailError, PermanentError, RetryableError, SecretInKey
+from dovetail.core.items import split_name
 from dovetail.core.outputs import INLINE_BYTES, MAX_INPUT_BYTES, SETTING, check_room
 from dovetail.core.redaction import Redactor
 from dovetail.core.templates import MAX_CONFIG_SIZE, render_deferred, secrets_read
@@ -271,7 +272,7 @@ def inputs_of(
         assert elsewhere is not None, "a worker that takes such tasks can read them"  # noqa: S101
         source = elsewhere(task)
     else:
-        run, index, _ = given
+        run, index, *_ = given
         parents = [(run.graph.nodes[i].id, run.nodes[i]) for i in run.graph.nodes[index].parents]
         outputs = {name: node.output for name, node in parents if node.status is COMPLETED}
         small = _copied_if_small(outputs, min(INLINE_BYTES, budget.limit))
@@ -394,7 +395,9 @@ class RegistryCalls:
     ) -> TrackedContext:
         context = TrackedContext(
             run_id=task.run_id,
-            node_id=task.node_id,
+            node_id=_node_of(task),
+            item=task.item,
+            index=task.item_index,
             attempt=task.token.attempt,
             epoch=task.token.epoch,
             params=self.params_of(task),
@@ -434,6 +437,10 @@ def _refusal(message: str, kind: str, described: dict[str, Any]) -> PermanentErr
     refusal = PermanentError(message, type=kind)
     refusal.details = {n: described[n] for n in ("where", "traceback") if n in described}
     return refusal
+
+
+def _node_of(task: Task) -> str:
+    return task.node_id if task.item_index is None else split_name(task.node_id)[0]
 
 
 class Reads:
@@ -506,11 +513,21 @@ class TaskContext(Context):
     ) -> None:
         self._calls, self._task, self._handler, self._tell = calls, task, handler, report
         self.run_id, self.node_id = task.run_id, task.node_id
+        if task.item_index is not None:
+            self.node_id = _node_of(task)
         self.epoch, self.attempt, _ = task.token
         self.secret_names = names
         self._log_rules, self._redactor, self._on_lines = calls.log_rules, calls.redactor, on_lines
         self._seen = self._params = self._inputs = self._log = self._lines = self._event = None
         self._cancelled = False
+
+    @property
+    def _given_item(self) -> Any:
+        return self._task.item
+
+    @property
+    def _given_index(self) -> int | None:  # type: ignore[override]
+        return self._task.item_index
 
     @property
     def _given_params(self) -> Any:  # type: ignore[override]

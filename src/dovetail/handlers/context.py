@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from dovetail.core.caching import PARAMS, SECRETS
+from dovetail.core.caching import INDEX, ITEM, PARAMS, SECRETS
+from dovetail.core.items import item_name
 from dovetail.core.log_buffer import AttemptKey
 from dovetail.core.redaction import Redactor
 from dovetail.handlers.log_capture import (
@@ -59,7 +60,9 @@ class Context:
     __slots__ = (
         "_cancelled",
         "_event",
+        "_given_index",
         "_given_inputs",
+        "_given_item",
         "_given_params",
         "_inputs",
         "_lines",
@@ -85,6 +88,8 @@ class Context:
         node_id: str,
         attempt: int = 1,
         epoch: int = 1,
+        item: Any = None,
+        index: int | None = None,
         params: Callable[[], dict[str, Any]] | dict[str, Any] | None = None,
         inputs: Callable[[], dict[str, Any]] | dict[str, Any] | None = None,
         secrets: Mapping[str, str] = _NO_SECRETS,
@@ -106,6 +111,7 @@ class Context:
         self.attempt = attempt
         self.epoch = epoch
         self._given_params, self._given_inputs = params, inputs
+        self._given_item, self._given_index = item, index
         self._params: dict[str, Any] | None = None
         self._inputs: dict[str, Any] | None = None
         self.secrets = secrets
@@ -134,6 +140,20 @@ class Context:
         return self._params
 
     @property
+    def item(self) -> Any:
+        """Of a mapped node: the item that this start is for."""
+        if self._seen is not None:
+            self._seen(ITEM, self._given_item)
+        return orjson.loads(orjson.dumps(self._given_item))
+
+    @property
+    def index(self) -> int | None:
+        """Of a mapped node: the number of the item, from 0."""
+        if self._seen is not None:
+            self._seen(INDEX, self._given_index)
+        return self._given_index
+
+    @property
     def inputs(self) -> dict[str, Any]:
         """Outputs of the parents by id; a large one is read on first use."""
         if self._inputs is None:
@@ -144,13 +164,18 @@ class Context:
     @property
     def idempotency_key(self) -> str:
         """The same for all attempts of an epoch; send it to services that can deduplicate."""
-        return f"{self.run_id}:{self.node_id}:{self.epoch}"
+        name = self.node_id
+        if self._given_index is not None:
+            name = item_name(name, self._given_index)
+        return f"{self.run_id}:{name}:{self.epoch}"
 
     @property
     def log(self) -> logging.LoggerAdapter[logging.Logger]:
         """A standard logger that adds run, node and attempt, and masks secrets."""
         if self._log is None:
             names = {"run_id": self.run_id, "node_id": self.node_id, "attempt": self.attempt}
+            if self._given_index is not None:
+                names["item"] = self._given_index
             logger = logging.getLogger(HANDLER_LOGGER)
             self._log = _NodeLog(logger, names, self._redaction(), self._open_log())
         return self._log
@@ -162,7 +187,8 @@ class Context:
                 return None
             with _MAKING:
                 if self._lines is None:
-                    attempt = AttemptKey(self.run_id, self.node_id, self.epoch, self.attempt)
+                    ids = (self.run_id, self.node_id, self.epoch, self.attempt)
+                    attempt = AttemptKey(*ids, self._given_index)
                     self._lines = AttemptLog(
                         attempt, self._redaction(), self._log_rules, self._on_lines
                     )

@@ -24,7 +24,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from heapq import heapify
 from itertools import count, islice, takewhile
 from typing import Any
 
@@ -39,12 +38,17 @@ from dovetail.core.effects import (
     QUEUED,
     RUNNING,
     Undecided,
+    count_active,
     count_failures,
+    hold_back,
     is_done,
+    mapped,
+    open_map,
     resolve,
 )
 from dovetail.core.errors import TemplateError
 from dovetail.core.events import Event, Token
+from dovetail.core.items import split_name
 from dovetail.core.run import NodeState, Phase, RunState, UnreadOutput
 from dovetail.core.states import FINAL, FINISHED, NodeStatus, RunStatus
 from dovetail.core.step import begin, is_restored_start, restore, step
@@ -56,6 +60,7 @@ from dovetail.core.transitions import (
     Claim,
     Complete,
     Decision,
+    Expand,
     Fail,
     Park,
     Progress,
@@ -74,6 +79,8 @@ _UNKNOWN = UnreadOutput(0)
 """The output of an earlier epoch; its size counts as zero."""
 _WAITS = frozenset({"node.parked", "node.retrying"})
 _OUTPUTS = frozenset({"node.cached", "node.reused", "node.completed"})
+_ENDING = (Complete, Recall, Fail, Reap, Expand)
+"""Transitions after which children may be ready."""
 
 
 def audit(submit: Submit, events: Sequence[Event], run: RunState) -> list[str]:
@@ -113,7 +120,7 @@ class RebuiltRun:
 
 
 def rebuild(submit: Submit, events: Sequence[Event], outputs: Mapping[str, Any]) -> RebuiltRun:
-    """Rebuild a run from its log and the `outputs` of its completed nodes.
+    """Rebuild a run from its log and the `outputs` of its completed nodes and items, by name.
 
     A log has neither leases nor the nonces of tokens: the caller makes new ones when it writes the
     run back.
@@ -122,9 +129,17 @@ def rebuild(submit: Submit, events: Sequence[Event], outputs: Mapping[str, Any])
     believed.forked_from = forked_from(events)
     for event in events:
         name = event.node
-        if name is not None and name in outputs and event.type in _OUTPUTS:
+        if name is None:
+            continue
+        if event.type == "node.queued" and "items" in _data(event):
+            open_map(believed.node(name), _data(event)["items"])
+        elif name in outputs and event.type in _OUTPUTS:
             node = believed.node(name)
             node.status, node.epoch, node.output = COMPLETED, event.epoch, outputs[name]
+            if (place := believed.place(name)) is not None:
+                _, items = mapped(believed, place[0])
+                items.begin(place[1], node)
+                items.end(place[1], node)
     replay = _EventReplay(submit, events, believed)
     for expected, event in enumerate(events, 1):
         if event.seq != expected:
@@ -134,7 +149,23 @@ def rebuild(submit: Submit, events: Sequence[Event], outputs: Mapping[str, Any])
 
 
 def _is_lost(node: NodeState) -> bool:
-    return node.status is COMPLETED and node.output is _UNKNOWN
+    return node.status is COMPLETED and not _is_read(node)
+
+
+def _is_read(node: NodeState) -> bool:
+    """Whether its output is known; of a mapped node, the outputs of all its items."""
+    if node.items is not None:
+        return all(output is not _UNKNOWN for output in node.items.outputs)
+    return node.output is not _UNKNOWN
+
+
+def _startable(run: RunState) -> Iterator[NodeState]:
+    """The nodes and items of which each takes a slot of the run while it is published."""
+    for node in run.nodes:
+        if node.items is None:
+            yield node
+        else:
+            yield from node.items.out.values()
 
 
 def inconsistencies(run: RunState) -> list[str]:
@@ -174,9 +205,10 @@ def started_twice(graph: Graph, events: Iterable[Event]) -> str | None:
     """The first at-most-once node that the log starts a second time in an epoch, as a sentence."""
     first: dict[tuple[str, int], int] = {}
     for event in events:
-        if event.type != "node.started" or event.node is None or event.node not in graph.index:
+        if event.type != "node.started" or event.node is None:
             continue
-        if not graph.nodes[graph.index[event.node]].at_most_once:
+        index = graph.index.get(split_name(event.node)[0])
+        if index is None or not graph.nodes[index].at_most_once:
             continue
         before = first.setdefault((event.node, event.epoch), event.seq)
         if before != event.seq:
@@ -261,8 +293,11 @@ class _EventReplay:
         run = self.run
         node = None if event.node is None else run.node(event.node)
         if node is not None and node.status is PENDING and event.type in _DECIDED:
-            return self._settle(event, run.graph.index[event.node or ""])
-        if event.type not in _TRANSITIONS:
+            index = run.graph.index.get(event.node or "")
+            return NOTHING if index is None else self._settle(event, index)
+        if event.type not in _TRANSITIONS or (
+            event.type == "node.queued" and "items" not in _data(event)
+        ):
             return NOTHING
         if is_restored_start(event):
             self.restored = True
@@ -271,8 +306,9 @@ class _EventReplay:
             self._wake(event, node)
         transition = _TRANSITIONS[event.type](self, event)
         decision = step(run, transition, event.time, next(self._nonces))
-        if decision.changed and isinstance(transition, Complete | Recall | Fail | Reap):
-            self._leave(run.graph.nodes[run.graph.index[transition.node]].children)
+        if decision.changed and isinstance(transition, _ENDING):
+            index = run.graph.index[split_name(transition.node)[0]]
+            self._leave(run.graph.nodes[index].children)
         elif type(transition) is Retry:
             self._undecided.clear()
             self._leave(range(len(run.nodes)))
@@ -286,9 +322,21 @@ class _EventReplay:
     def is_published(self, event: Event) -> bool:
         return self.run.node(event.node or "").phase is Phase.PUBLISHED
 
+    def failure(self, event: Event) -> Fail | Expand:
+        """What a node's failure must have come from."""
+        error = reported_error(_data(event))
+        if self.run.node(event.node or "").phase is Phase.EXPANDING:
+            return Expand(*self.subject(event), 0, error)
+        return Fail(
+            *self.subject(event), error, permanent=True, unrendered=self.is_published(event)
+        )
+
     def output(self, event: Event) -> Any:
         """The node's output in that epoch; known only if it is the newest epoch."""
-        kept = self._kept.node(event.node or "")
+        try:
+            kept = self._kept.node(event.node or "")
+        except KeyError:
+            return _UNKNOWN  # an item, and its list is not known any more
         if kept.epoch == event.epoch and kept.status is COMPLETED:
             return kept.output
         return _UNKNOWN
@@ -312,23 +360,21 @@ class _EventReplay:
             wake = Wake(*self.subject(event))
             step(run, wake, max(event.time, node.until), next(self._nonces))
         if node.phase is HELD and not self.certain:
-            self._publish(run.graph.index[event.node or ""])
+            self._publish(node)
 
-    def _publish(self, index: int) -> None:
-        """Publish a held node: in a free slot, or instead of a node that is published here."""
+    def _publish(self, node: NodeState) -> None:
+        """Publish what is held: in a free slot, or instead of something that is published here."""
         run = self.run
         if run.active < (run.graph.max_concurrency or 0):
             run.active += 1
         else:
-            published = (i for i, node in enumerate(run.nodes) if node.phase is PUBLISHED)
+            published = (one for one in _startable(run) if one.phase is PUBLISHED)
             other = next(published, None)
             if other is None:
                 return
-            run.nodes[other].phase = HELD
-            run.held.append(other)
-        run.nodes[index].phase = PUBLISHED
-        run.held.remove(index)
-        heapify(run.held)
+            other.phase = HELD
+        node.phase = PUBLISHED
+        hold_back(run)
 
     # ── conditions ───────────────────────────────────────────────────────────────────────
 
@@ -393,7 +439,7 @@ class _EventReplay:
     def _is_known(self, condition: Condition) -> bool:
         run = self.run
         names = [read.name for read in condition.reads if read.name in run.graph.index]
-        return all(run.node(name).output is not _UNKNOWN for name in names)
+        return all(_is_read(run.node(name)) for name in names)
 
 
 def forked_from(events: Sequence[Event]) -> str | None:
@@ -463,9 +509,8 @@ _TRANSITIONS: dict[str, _Maker] = {
     "node.retrying": lambda s, e: Fail(
         *s.subject(e), reported_error(_data(e)), after=_data(e)["delay"]
     ),
-    "node.failed": lambda s, e: Fail(
-        *s.subject(e), reported_error(_data(e)), permanent=True, unrendered=s.is_published(e)
-    ),
+    "node.failed": lambda s, e: s.failure(e),
+    "node.queued": lambda s, e: Expand(*s.subject(e), _data(e)["items"]),
     "node.lost": lambda s, e: Reap(*s.subject(e), s.crashes_allowed(e)),
     "node.parked": lambda s, e: Park(*s.subject(e), _data(e)["until"]),
     "node.progress": lambda s, e: Progress(
@@ -511,6 +556,7 @@ def _compare_runs(replay: _EventReplay, kept: RunState) -> Iterator[str]:
         yield from _compare_fields(subject, _OF_A_NODE, ruled, node)
         if ruled.status is node.status:
             yield from _compare_details(subject, replay, ruled, node)
+        yield from _compare_items(subject, replay, ruled, node)
     is_settled = not any(node.status is PENDING and not node.waiting for node in made.nodes)
     yield from _compare_counts(kept, is_settled, replay.restored)
 
@@ -540,11 +586,35 @@ def _compare_details(
         yield f"{subject} is kept with an output, the log gives it none"
     if made.status is PENDING:
         yield from _compare_fields(subject, ("waiting", "fed"), made, kept)
+    elif made.items is not None:
+        pass  # its items have leases, and are held
     elif made.status is RUNNING and kept.lease_until is None:
         yield f"{subject} runs and is kept without a lease"
     elif made.status is QUEUED and not _may_be(made, kept, replay.certain):
         has, makes = _shown(kept.phase), _shown(made.phase)
         yield f"{subject} is kept as {has} until {_shown(kept.until)}, the log makes it {makes}"
+
+
+def _compare_items(
+    subject: str, replay: _EventReplay, made: NodeState, kept: NodeState
+) -> Iterator[str]:
+    if made.items is None or kept.items is None:
+        if made.items is not kept.items:
+            has, makes = ("no items" if one.items is None else "items" for one in (kept, made))
+            yield f"{subject} is kept with {has}, the log makes it {makes}"
+        return
+    counts = ("total", "running", "completed", "failed")
+    yield from _compare_fields(subject, counts, made.items, kept.items)
+    if made.items.statuses != kept.items.statuses:
+        yield f"{subject} is kept with other items out and ended than the log makes it"
+        return
+    for item, state in sorted(made.items.out.items()):
+        whose = f"item {item} of {subject}"
+        yield from _compare_fields(whose, _OF_A_NODE, state, kept.items.out[item])
+        yield from _compare_details(whose, replay, state, kept.items.out[item])
+    for item, end in made.items.ended.items():
+        if kept.items.ended.get(item) != end:
+            yield f"item {item} of {subject} is not kept as the log ends it"
 
 
 def _may_be(made: NodeState, kept: NodeState, certain: bool) -> bool:
@@ -559,7 +629,7 @@ def _compare_counts(
 ) -> Iterator[str]:
     statuses = [node.status for node in kept.nodes]
     held = [index for index, node in enumerate(kept.nodes) if node.phase is HELD]
-    active = sum(node.status is RUNNING or node.phase is PUBLISHED for node in kept.nodes)
+    active = count_active(kept.nodes)
     counts = {
         "unfinished": sum(status not in FINISHED for status in statuses),
         "failed": count_failures(kept),

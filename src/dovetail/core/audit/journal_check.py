@@ -10,6 +10,7 @@ from dovetail.core.audit.replay import (
     JournalEntry,
     UnreadableJournal,
     is_too_large,
+    published,
     submit_of,
 )
 from dovetail.core.events import TRACEBACK, Event, Token
@@ -21,6 +22,7 @@ from dovetail.core.transitions import (
     Claim,
     Complete,
     Decision,
+    Expand,
     Fail,
     Park,
     Progress,
@@ -70,11 +72,11 @@ def verify(submit: Submit, entries: Iterable[JournalEntry]) -> tuple[RunState | 
 def _differences(entry: JournalEntry, decision: Decision) -> list[str]:
     if found := compare(entry.events, decision.events):
         return [found]
-    published = [order.node_index for order in decision.dispatch]
-    if list(entry.dispatch) != published:
+    ruled = published(decision.dispatch)
+    if list(entry.dispatch) != ruled:
         return [
             f"event {entry.seq}: '{entry.kind}' published the nodes {list(entry.dispatch)}, "
-            f"the rules publish {published}"
+            f"the rules publish {ruled}"
         ]
     return []
 
@@ -144,7 +146,9 @@ def _subject(run: RunState, entry: JournalEntry) -> tuple[str, str, Token]:
     return run.id, name, run.node(name).token
 
 
-def _at(run: RunState, index: int) -> tuple[str, str, Token]:
+def _at(run: RunState, index: int | str) -> tuple[str, str, Token]:
+    if isinstance(index, str):
+        return run.id, index, run.node(index).token
     return run.id, run.graph.nodes[index].id, run.nodes[index].token
 
 
@@ -182,6 +186,13 @@ def _progress(run: RunState, entry: JournalEntry) -> Progress:
     return Progress(*_subject(run, entry), data["fraction"], data["message"])
 
 
+def _expand(run: RunState, entry: JournalEntry) -> Expand:
+    data = _data(entry)
+    if "error" in data:
+        return Expand(*_subject(run, entry), 0, reported_error(data))
+    return Expand(*_subject(run, entry), data["items"])
+
+
 _TRANSITIONS: dict[str, Callable[[RunState, JournalEntry], Transition]] = {
     "claim": lambda run, e: Claim(*_subject(run, e), _data(e)["worker"], _lease(e.extra)),
     "renew": lambda run, e: Renew(*_at(run, e.extra[0]), _lease(e.extra[1])),
@@ -195,4 +206,5 @@ _TRANSITIONS: dict[str, Callable[[RunState, JournalEntry], Transition]] = {
     "park": lambda run, e: Park(*_subject(run, e), _data(e)["until"]),
     "wake": lambda run, e: Wake(*_at(run, e.extra)),
     "progress": _progress,
+    "expand": _expand,
 }

@@ -21,17 +21,23 @@ from dovetail.core.effects import (
     QUEUED,
     RUNNING,
     SKIPPED,
+    count_active,
     count_failures,
     count_parents,
+    hold_back,
+    open_map,
 )
 from dovetail.core.events import RUN_ENDS, Event, Token
 from dovetail.core.run import NodeState, Phase, RunState, encoded_size
 from dovetail.core.states import FINISHED, NodeStatus, Reason, RunStatus
+from dovetail.core.step import reset_nodes
 from dovetail.core.transitions import (
     Cancel,
     Claim,
     Complete,
     Decision,
+    Dispatch,
+    Expand,
     Fail,
     Park,
     Progress,
@@ -39,6 +45,7 @@ from dovetail.core.transitions import (
     Recall,
     Renew,
     Retry,
+    RetryDecision,
     Submit,
     TakeOver,
     Transition,
@@ -63,8 +70,9 @@ class JournalEntry(NamedTuple):
     """The transition, by the name in `KINDS`."""
     extra: Any
     """What the transition carried and no event has: an output, a lease."""
-    dispatch: Sequence[int]
-    """The outbox: the nodes that were published with this decision."""
+    dispatch: Sequence[Any]
+    """The outbox: the nodes that were published with this decision by index, items by the index of
+    their node and their number."""
     events: Sequence[Event]
 
 
@@ -82,6 +90,7 @@ KINDS: dict[type, str] = {
     Wake: "wake",
     Progress: "progress",
     Recall: "recall",
+    Expand: "expand",
 }
 
 
@@ -133,15 +142,34 @@ def submit_of(submit: Submit, extra: Any) -> Submit:
 
 _EXTRAS: dict[type, Callable[[Any, Decision], Any]] = {
     Claim: lambda transition, decision: _lease(transition.lease_until),
-    Renew: lambda transition, decision: [decision.changed[0], _lease(transition.lease_until)],
+    Renew: lambda transition, decision: [
+        _place(transition, decision),
+        _lease(transition.lease_until),
+    ],
     Submit: _begun,
     Complete: lambda transition, decision: _kept(transition.output, decision),
     Recall: lambda transition, decision: _kept(transition.output, decision),
-    Wake: lambda transition, decision: decision.changed[0],
+    Wake: lambda transition, decision: _place(transition, decision),
     Reap: lambda transition, decision: transition.max_crashes,
     TakeOver: lambda transition, decision: [transition.max_crashes, transition.behind],
-    Retry: lambda transition, decision: sorted(set(decision.changed)),
+    Retry: lambda transition, decision: _reset(decision),
 }
+
+
+def _place(transition: Renew | Wake, decision: Decision) -> int | str:
+    """The index of the node, or the name of the item, of a transition without an event."""
+    return transition.node if transition.node.endswith("]") else decision.changed[0]
+
+
+def _reset(decision: Decision) -> Any:
+    """What a retry reset, and of which of these nodes it kept completed items."""
+    assert isinstance(decision, RetryDecision)  # noqa: S101 - the rule makes no other
+    return [decision.reset, decision.kept] if decision.kept else decision.reset
+
+
+def published(dispatch: Iterable[Dispatch]) -> list[Any]:
+    """The outbox of an entry."""
+    return [index if item is None else [index, item] for _, index, _, item in dispatch]
 
 
 def extra_of(transition: Submit | Transition, decision: Decision) -> Any:
@@ -183,19 +211,36 @@ def _replay(run: RunState, entry: JournalEntry) -> None:
             fact = _NODE_FACTS.get(event.type)
             if fact is None:
                 raise UnreadableJournal(f"event {event.seq}: '{event.type}' is no event known here")
-            node = run.node(event.node)
+            index = run.graph.index.get(event.node)
+            if index is None:
+                _item_fact(run, fact, event, entry)
+                continue
+            node = run.nodes[index]
+            if run.graph.nodes[index].for_each is not None:
+                fact = _MAP_FACTS.get(event.type, fact)
             fact(node, event, entry)
-            if run.max_bytes is not None and event.type in _OUTPUTS:
+            if run.max_bytes is not None and event.type in _OUTPUTS and node.items is None:
                 node.size = encoded_size(node.output)
             run.unfinished -= event.type in _ENDS
     for index in entry.dispatch:
-        _at(run, index).phase = PUBLISHED
+        node = _at(run, index)
+        if type(index) is int and run.graph.nodes[index].for_each is not None:
+            node.phase = Phase.EXPANDING
+        else:
+            node.phase = PUBLISHED
     if not run.unfinished and run.finished_at is None:
         run.finished_at = entry.time
 
 
 def _at(run: RunState, index: Any) -> NodeState:
-    """The node at `index`; a negative index is refused, not counted from the end."""
+    """The node at `index`, or the item that is named or has this pair of numbers. A negative index
+    is refused, not counted from the end."""
+    if type(index) is str or type(index) is list:
+        place = run.place(index) if type(index) is str else index
+        items = None if place is None else _at(run, place[0]).items
+        if place is None or items is None or type(place[1]) is not int:
+            raise UnreadableJournal(f"there is no item {index!r}")
+        return items.out[place[1]]
     if type(index) is not int or not 0 <= index < len(run.nodes):
         raise UnreadableJournal(f"there is no node with index {index!r}")
     return run.nodes[index]
@@ -226,8 +271,8 @@ def recount(run: RunState) -> None:
     run.unfinished = sum(node.status not in FINISHED for node in nodes)
     run.failed = count_failures(run)
     run.cancelled = sum(node.status is NodeStatus.CANCELLED for node in nodes)
-    run.active = sum(node.status is RUNNING or node.phase is PUBLISHED for node in nodes)
-    run.held = [index for index, node in enumerate(nodes) if node.phase is HELD]
+    run.active = count_active(nodes)
+    hold_back(run)
     run.kept_bytes = sum(node.size for node in nodes)
 
 
@@ -244,8 +289,10 @@ def _before(run: RunState, entry: JournalEntry) -> None:
         _at(run, index).lease_until = math.inf if lease is None else _number(lease)
     elif entry.kind == "take_over" and _number(entry.extra[1]) > 0:
         for node in run.nodes:
-            if node.until is not None:
-                node.until -= entry.extra[1]
+            out = () if node.items is None else node.items.out.values()
+            for one in (node, *out):
+                if one.until is not None:
+                    one.until -= entry.extra[1]
 
 
 # ── what happened to the run ─────────────────────────────────────────────────────────────
@@ -260,9 +307,10 @@ def _run_fact(run: RunState, event: Event, entry: JournalEntry) -> None:
     elif event.type == "run.retried":
         run.epoch, run.status = event.epoch, RunStatus.RUNNING
         run.error = run.finished_at = None
-        for index in entry.extra:
-            run.unfinished += _at(run, index).status in FINISHED
-            run.nodes[index] = NodeState(run.epoch, 0)
+        extra = entry.extra
+        reset, kept = extra if extra and type(extra[0]) is list else (extra, [])
+        run.unfinished += sum(_at(run, index).status in FINISHED for index in reset)
+        reset_nodes(run, reset, kept)
     elif event.type in RUN_ENDS:
         run.status = RUN_ENDS[event.type]
         run.error = _error(data.get("error"))
@@ -286,6 +334,51 @@ def _started(node: NodeState, event: Event, entry: JournalEntry) -> None:
     node.worker = None if worker is None else str(worker)
     node.lease_until = math.inf if entry.extra is None else _number(entry.extra)
     node.started_at = event.time
+
+
+def _item_fact(
+    run: RunState,
+    fact: Callable[[NodeState, Event, JournalEntry], None],
+    event: Event,
+    entry: JournalEntry,
+) -> None:
+    """An item: the same facts as of a node, until it ends and becomes a record."""
+    place = run.place(event.node or "")
+    if place is None:
+        raise UnreadableJournal(f"event {event.seq}: there is no item {event.node!r}")
+    node, item = run.nodes[place[0]], place[1]
+    items = node.items
+    assert items is not None  # noqa: S101 - else it has no place
+    if event.type == "node.queued" and item not in items.out:
+        items.begin(item, NodeState(event.epoch, 0))
+    state = items.out[item]
+    fact(state, event, entry)
+    if event.type not in _ENDS:
+        return
+    items.end(item, state)
+    if run.max_bytes is not None and event.type in _OUTPUTS:
+        node.size += encoded_size(state.output)
+
+
+def _map_queued(node: NodeState, event: Event, entry: JournalEntry) -> None:
+    """The node was ready, or its list is known."""
+    total = (event.data or {}).get("items")
+    if total is None:
+        _queued(node, event, entry)
+        node.phase = Phase.EXPANDING
+    else:
+        open_map(node, _count(total))
+
+
+def _map_started(node: NodeState, event: Event, entry: JournalEntry) -> None:
+    node.status, node.attempt, node.started_at = RUNNING, event.attempt or 0, event.time
+
+
+def _map_completed(node: NodeState, event: Event, entry: JournalEntry) -> None:
+    if node.items is None:
+        raise UnreadableJournal(f"event {event.seq}: a mapped node has completed without its list")
+    node.output, node.error = node.items.outputs, None
+    _ended(node, COMPLETED, event)
 
 
 def _parked(node: NodeState, event: Event, entry: JournalEntry) -> None:
@@ -362,6 +455,12 @@ _NODE_FACTS: dict[str, Callable[[NodeState, Event, JournalEntry], None]] = {
     "node.skipped": _skipped,
     "node.cancelled": _cancelled,
 }
+_MAP_FACTS: dict[str, Callable[[NodeState, Event, JournalEntry], None]] = {
+    "node.queued": _map_queued,
+    "node.started": _map_started,
+    "node.completed": _map_completed,
+}
+"""What is different of a mapped node itself."""
 _OUTPUTS = frozenset({"node.cached", "node.reused", "node.completed"})
 _KIND_NAMES = frozenset(KINDS.values())
 _ENDS = _OUTPUTS | {"node.failed", "node.skipped", "node.cancelled"}

@@ -7,12 +7,15 @@ part: ids, dependencies, templates.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError, PydanticUseDefault
 
 DEFAULT_TIMEOUT_SECONDS = 300.0
+DEFAULT_WINDOW = 100
+MAX_ITEMS = 100_000
 # Ten years: a longer duration is a mistake, and arithmetic with it could overflow.
 MAX_SECONDS = 315_360_000.0
 MAX_RETRIES = 1000
@@ -42,6 +45,39 @@ def _text_or_bool(value: Any) -> Any:
         return value
     message = "must be a template such as \"{{ params.topic != '' }}\", or true or false"
     raise PydanticCustomError("condition_type", message)
+
+
+def _list_or_text(value: Any) -> Any:
+    if isinstance(value, list) and len(value) > MAX_ITEMS:
+        message = "has {count} items; at most {most} are allowed"
+        about = {"count": f"{len(value):,}", "most": f"{MAX_ITEMS:,}"}
+        raise PydanticCustomError("too_many_items", message, about)
+    if isinstance(value, str | list):
+        return value
+    message = 'must be a template such as "{{ fetch.json.items }}", or a list'
+    raise PydanticCustomError("items_type", message)
+
+
+def _number_or_share(value: Any) -> Any:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    if isinstance(value, str) and _SHARE.fullmatch(value) and float(value[:-1]) <= 100:
+        return value
+    message = 'must be a whole number from 0, or a share such as "5%"'
+    raise PydanticCustomError("max_failures_type", message)
+
+
+_SHARE = re.compile(r"[0-9]{1,3}(\.[0-9]{1,6})?%")
+
+
+def _with_items(value: Any) -> Any:
+    """`for_each: X` is short for `for_each: {items: X}`."""
+    if isinstance(value, str | list):
+        return {"items": value}
+    if isinstance(value, dict | ForEach | None):
+        return value
+    message = 'must be a template such as "{{ fetch.json.items }}", a list, or a mapping with items'
+    raise PydanticCustomError("for_each_type", message)
 
 
 def _for_editors(schema: dict[str, Any]) -> None:
@@ -113,6 +149,25 @@ class Cache(_Part):
     """How long a stored output is used."""
 
 
+class ForEach(_Part):
+    """Run the handler once for each item of a list. The output is the list of the outputs."""
+
+    items: Annotated[
+        str | list[Any],
+        BeforeValidator(_list_or_text),
+        Field(json_schema_extra={"maxItems": MAX_ITEMS}),
+    ] = Field(examples=["{{ fetch.json.items }}"])
+    """The list: a template, or the items themselves. `item` and `index` are one of them and its
+    number, in the config of this node."""
+    max_concurrency: Annotated[int, Field(ge=1), OrDefault] = Field(DEFAULT_WINDOW, examples=[20])
+    """How many items may be under way at once. Default: 100."""
+    max_failures: Annotated[int | str, BeforeValidator(_number_or_share), OrDefault] = Field(
+        0, examples=[3, "5%"]
+    )
+    """How many items may fail, or which share of them. Their places in the output are null. With
+    one more the node fails. Default: 0."""
+
+
 class Defaults(_Part):
     """What every node gets that does not say otherwise."""
 
@@ -164,6 +219,11 @@ class Node(_Part):
     """`at_most_once`: start it once and never again by itself; implies `max_retries: 0`."""
     allow_failure: Annotated[bool, OrDefault] = False
     """If the node fails for good, the run goes on, and the nodes after it start."""
+    for_each: Annotated[ForEach, BeforeValidator(_with_items)] | None = Field(
+        None, examples=["{{ fetch.json.items }}"]
+    )
+    """Run the handler once for each item of this list: a template, a list, or a mapping with
+    `items`, `max_concurrency` and `max_failures`."""
 
 
 class Workflow(_Part):

@@ -16,7 +16,7 @@ work, `template_index` checks the templates of a whole definition.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -44,6 +44,7 @@ __all__ = [
     "Condition",
     "ConfigTemplate",
     "Deferred",
+    "ItemScope",
     "NodeValue",
     "Read",
     "Rendered",
@@ -51,6 +52,7 @@ __all__ = [
     "Template",
     "TemplateRefused",
     "compile_config",
+    "compile_list",
     "parse_condition",
     "parse_template",
     "render_deferred",
@@ -59,6 +61,8 @@ __all__ = [
 
 MAX_TEMPLATE_SIZE = 16 * 1024
 MAX_CONFIG_SIZE = 1 << 20
+MAX_LIST_SIZE = 16 << 20
+"""Characters that an expression of `for_each` may make. A list that it only reads may be longer."""
 
 ROOTS = frozenset({"params", "run", "secrets"})
 """The names a template may read that are not nodes."""
@@ -237,7 +241,8 @@ def parse_condition(text: str | bool, *, max_size: int = MAX_TEMPLATE_SIZE) -> C
 class Deferred:
     """A string with secrets, for the worker: its path in the config and what else it reads.
 
-    JSON throughout; a node is `{"id", "status", "output", "error"}` under its id.
+    JSON throughout; a node is `{"id", "status", "output", "error"}` under its id, and what belongs
+    to an item `{"value"}`.
     """
 
     path: Place
@@ -367,6 +372,8 @@ class ConfigTemplate:
                     continue  # the worker reports it as missing, unless a default replaces it
                 if isinstance(value, NodeValue):
                     value = {**value._asdict(), "status": str(value.status)}
+                elif name not in ROOTS:
+                    value = {"value": value}
                 values[name] = value
             room -= json_size(values)
             if room < 0:
@@ -396,6 +403,30 @@ def compile_config(config: Mapping[str, Any]) -> ConfigTemplate:
         elif isinstance(value, list):
             stack += [((*path, at), value[at]) for at in reversed(range(len(value)))]
     return ConfigTemplate(raw, templates)
+
+
+def compile_list(items: str | list[Any]) -> Callable[[Scope], Any]:
+    """What makes the items of a mapped node: from a template, or from a list with templates."""
+    if isinstance(items, list):
+        config = compile_config({"items": items})
+        return lambda scope: config.render(scope, MAX_LIST_SIZE).config["items"]
+    template = parse_template(items, max_size=sys.maxsize)
+    if template is None:
+        return lambda scope: items
+    return lambda scope: template.evaluate(Frame(scope, MAX_LIST_SIZE))
+
+
+class ItemScope:
+    """What the config of a mapped node reads: its run, and one item."""
+
+    __slots__ = ("_get", "_own")
+
+    def __init__(self, scope: Scope, item: Any, index: int) -> None:
+        self._get = scope.get
+        self._own = {"item": item, "index": index}
+
+    def get(self, name: str) -> Any:
+        return self._own[name] if name in self._own else self._get(name)
 
 
 def secrets_read(deferred: Sequence[Deferred]) -> frozenset[str]:
@@ -472,7 +503,9 @@ class _Handed:
         if name == "secrets":
             return self._secrets
         value = self._values[name]
-        return value if name in ROOTS else NodeValue(**value)
+        if name in ROOTS:
+            return value
+        return value["value"] if "value" in value else NodeValue(**value)
 
 
 def _named(path: Place) -> str:

@@ -194,7 +194,7 @@ class Publisher:
             if scope.unread:
                 scope = await self._scopes.scope_of(order)
             if item is None:
-                expand, values = expansion(run, scope, place, token)
+                expand, values = expansion(run, place, token, scope)
                 if values is not None:
                     self._keep_list(order, values)
                 return expand
@@ -214,7 +214,7 @@ class Publisher:
         key = (order.run.id, order.node_index, order.token.epoch)
         if key not in self._lists:
             scope = await self._scopes.scope_of(order._replace(item=None))
-            expand, values = expansion(order.run, scope, order.node_index, order.token)
+            expand, values = expansion(order.run, order.node_index, order.token, scope)
             if values is None:
                 raise TemplateError((expand.error or {}).get("message", "for_each gives no list"))
             self._keep_list(order, values)

@@ -10,18 +10,20 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Container, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import orjson
 
-from dovetail.core.caching import Caching, Facts
+from dovetail.core.caching import INDEX, ITEM, Caching, Facts
 from dovetail.core.effects import COMPLETED, PUBLISHED, QUEUED, RUNNING, new_tuple
 from dovetail.core.errors import TemplateError
 from dovetail.core.node_logs import LogChunk
-from dovetail.core.templates import MAX_CONFIG_SIZE
+from dovetail.core.run import Phase
+from dovetail.core.templates import MAX_CONFIG_SIZE, ItemScope, Scope
 from dovetail.core.transitions import Claim, Dispatch, Fail, Park, Progress, Recall
 from dovetail.engine.cache import NodeCache, caching_of, facts_of
 from dovetail.engine.clock import Clock
+from dovetail.engine.expansion import expansion, items_of
 from dovetail.engine.limits import TokenBucket
 from dovetail.engine.local.orchestrator import LocalOrchestrator
 from dovetail.engine.ports import Cached, RateLimiter, Result, Store, Task
@@ -74,7 +76,7 @@ class LocalTaskSource:
         self._isolate = isolate
         self._copy = _copy if isolate else _same
         self._max_config_size = max_config_size
-        self._booked: dict[tuple[str, int], tuple[Dispatch, float]] = {}
+        self._booked: dict[tuple[str, int, int | None], tuple[Dispatch, float]] = {}
         """When each parked node shall come back."""
         self._sweep_at = 0.0
         self._left_behind: list[Task] = []
@@ -92,25 +94,33 @@ class LocalTaskSource:
                 await self._published.news()
                 continue
             for dispatch in batch:
-                run, place, token = dispatch
+                run, place, token, item = dispatch
                 spec, node = run.graph.nodes[place], run.nodes[place]
+                name, scope, value = spec.id, cast(Scope, run), None
+                # Also true for every item: a mapped node itself is never published.
                 if node.phase is not PUBLISHED or node.token != token:
-                    continue  # cancelled on the way
+                    if item is None or not is_published(dispatch):
+                        await self._expand(dispatch)
+                        continue  # or it was cancelled on the way
+                    name = dispatch.name
                 template = spec.config
                 try:
+                    if item is not None:
+                        value = items_of(run, place)[item]
+                        scope = ItemScope(run, value, item)
                     if template.templates or template.fixed_size > self._max_config_size:
-                        rendered = template.render(run, self._max_config_size)
+                        rendered = template.render(scope, self._max_config_size)
                     else:
                         rendered = template.plain
                 except TemplateError as problem:
-                    error = {"type": problem.type, "message": f"node '{spec.id}': {problem}"}
-                    refusal = Fail(run.id, spec.id, token, error, permanent=True, unrendered=True)
+                    error = {"type": problem.type, "message": f"node '{name}': {problem}"}
+                    refusal = Fail(run.id, name, token, error, permanent=True, unrendered=True)
                     await self._orchestrator.apply([refusal])
                     continue
                 cache = None
                 if spec.cache_ttl is not None:
                     cache = caching_of(spec, rendered)
-                    if cache is not None and await self._recall(cache, dispatch):
+                    if cache is not None and await self._recall(cache, dispatch, value):
                         continue
                 if spec.resource_tag is not None and not await self._admit(dispatch):
                     continue
@@ -119,7 +129,7 @@ class LocalTaskSource:
                     config = _copy(config)
                 fields = (
                     run.id,
-                    spec.id,
+                    name,
                     token,
                     spec.handler,
                     config,
@@ -129,6 +139,10 @@ class LocalTaskSource:
                     spec.resource_tag,
                     rendered.deferred,
                     cache,
+                    place,
+                    None,
+                    value,
+                    item,
                 )
                 tasks.append(new_tuple(Task, fields))
             if tasks:
@@ -152,9 +166,21 @@ class LocalTaskSource:
     async def slow(self, tag: str, until: float) -> None:
         await self._limits.slow(tag, until)
 
-    async def _recall(self, caching: Caching, dispatch: Dispatch) -> bool:
+    async def _expand(self, dispatch: Dispatch) -> None:
+        """Render the list of a mapped node, if this is still wanted."""
+        run, place, token, item = dispatch
+        node = run.nodes[place]
+        if item is not None or node.phase is not Phase.EXPANDING or node.token != token:
+            return
+        expand, values = expansion(run, place, token)
+        (opened,) = await self._orchestrator.apply([expand])
+        items = run.nodes[place].items
+        if opened and items is not None:
+            items.values = values  # so that it is not rendered again for the first item
+
+    async def _recall(self, caching: Caching, dispatch: Dispatch, value: Any) -> bool:
         """Whether the node cache has the node's output; it then needs no start."""
-        run, place, token = dispatch
+        run, place, token, item = dispatch
         spec = run.graph.nodes[place]
 
         async def of_parents(reads: Container[str]) -> Facts:
@@ -162,20 +188,21 @@ class LocalTaskSource:
             done = {name: node.output for name, node in parents if node.status is COMPLETED}
             return facts_of(done, reads)
 
-        found = await self._cache.find(caching, spec.handler, run.params, of_parents)
+        own = {} if item is None else {ITEM: value, INDEX: item}
+        found = await self._cache.find(caching, spec.handler, run.params, of_parents, own)
         if not isinstance(found, Cached):
             return False
         output = self._copy(found.output)
-        await self._orchestrator.apply([Recall(run.id, run.graph.nodes[place].id, token, output)])
+        await self._orchestrator.apply([Recall(run.id, dispatch.name, token, output)])
         return True
 
     async def _admit(self, dispatch: Dispatch) -> bool:
         """Whether its rate limit lets the node start now; if not, it is parked."""
-        run, place, token = dispatch
+        run, place, token, item = dispatch
         spec = run.graph.nodes[place]
         tag = spec.resource_tag or ""
         now = self._clock()
-        booked = self._booked.pop((run.id, place), None)
+        booked = self._booked.pop((run.id, place, item), None)
         at = booked[1] if booked else await self._limits.book(tag, now)
         if at > now + LONG_WAIT and now >= self._sweep_at:
             await self._sweep(now)
@@ -185,9 +212,9 @@ class LocalTaskSource:
             if await self._limits.start(tag, now):
                 return True
             at = await self._limits.book(tag, now)  # too many have come late
-        (parked,) = await self._orchestrator.apply([Park(run.id, spec.id, token, at)])
+        (parked,) = await self._orchestrator.apply([Park(run.id, dispatch.name, token, at)])
         if parked:
-            self._booked[run.id, place] = (dispatch, at)
+            self._booked[run.id, place, item] = (dispatch, at)
         return False
 
     async def retime(self, tag: str, bucket: TokenBucket) -> None:
@@ -207,30 +234,35 @@ class LocalTaskSource:
             if time < at:
                 # Before it is parked again: it may be woken at once.
                 self._booked[key] = (dispatch, time)
-                run, place, token = dispatch
-                sooner.append(Park(run.id, run.graph.nodes[place].id, token, time))
+                sooner.append(Park(dispatch.run.id, dispatch.name, dispatch.token, time))
         if sooner:
             await self._orchestrator.apply(sooner)
 
     async def _sweep(self, now: float) -> None:
         """Give back what was booked for nodes that were cancelled meanwhile."""
         gone: Counter[str] = Counter()
-        for key, ((run, place, token), _) in list(self._booked.items()):
-            node = run.nodes[place]
-            if node.status is not QUEUED or node.token != token:
+        for key, (dispatch, _) in list(self._booked.items()):
+            state = dispatch.state
+            if state is None or state.status is not QUEUED or state.token != dispatch.token:
                 del self._booked[key]
-                gone[run.graph.nodes[place].resource_tag or ""] += 1
+                spec = dispatch.run.graph.nodes[dispatch.node_index]
+                gone[spec.resource_tag or ""] += 1
         for tag, count in gone.items():
             await self._limits.unbook(tag, count)
         self._sweep_at = now + LONG_WAIT
+
+
+def is_published(dispatch: Dispatch) -> bool:
+    state = dispatch.state
+    return state is not None and state.phase is PUBLISHED and state.token == dispatch.token
 
 
 def _is_running(task: Task) -> bool:
     order = task.source
     if not isinstance(order, Dispatch):
         return False
-    node = order.run.nodes[order.node_index]
-    return node.status is RUNNING and node.token == task.token
+    state = order.state
+    return state is not None and state.status is RUNNING and state.token == task.token
 
 
 def _copy(value: Any) -> Any:

@@ -22,7 +22,16 @@ from dovetail.core.audit.replay import KINDS
 from dovetail.core.dag import Graph, NodeSpec
 from dovetail.core.effects import failure_data
 from dovetail.core.events import Event, Token
-from dovetail.core.items import ENDED, ItemEnd, MapState, item_name, split_name
+from dovetail.core.items import (
+    ENDED,
+    PLACES,
+    ItemEnd,
+    MapState,
+    item_name,
+    item_place,
+    split_name,
+    split_place,
+)
 from dovetail.core.run import NodeState, Phase, RunState
 from dovetail.core.states import NodeStatus, Reason, RunStatus
 from dovetail.core.templates import Condition, compile_config
@@ -100,8 +109,6 @@ PHASE_LETTERS = {phase: letter for letter, phase in _PHASES.items()}
 SEPARATOR = "|"
 PARTS = ("meta", "nodes", "deps", "out", "ends", "events", "held", "maps", "items", "queue")
 """The keys of a run; the last three are for the items of mapped nodes, see items.lua."""
-PLACES = 1 << 20
-"""An item's place: the index of its node plus one, times this, plus its number."""
 HELD_AT, ENDED_AT = 1 << 40, 1 << 41
 """Where the scores of held items, and of items that ended without an output, begin in `queue`."""
 UNIT = 100_000
@@ -110,18 +117,6 @@ PENDING = 6
 """Where a decision of the scripts says which nodes are left pending."""
 COUNTS = b"counts"
 """Beside the states of the nodes: see effects.lua."""
-
-
-def item_place(index: int, item: int) -> int:
-    return (index + 1) * PLACES + item
-
-
-def split_place(place: int) -> tuple[int, int | None]:
-    """The index of a node, and the number of its item, if it is the place of one."""
-    if place < PLACES:
-        return place, None
-    owner, item = divmod(place, PLACES)
-    return owner - 1, item
 
 
 def name_at(graph: Graph, place: int) -> str:

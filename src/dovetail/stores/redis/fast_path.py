@@ -22,7 +22,7 @@ import orjson
 from dovetail.core.dag import Graph
 from dovetail.core.effects import new_tuple
 from dovetail.core.events import Event, Token
-from dovetail.core.items import split_name
+from dovetail.core.items import PLACES, split_name, split_place
 from dovetail.core.run import Phase, RunState
 from dovetail.core.states import NodeStatus
 from dovetail.core.transitions import NOTHING, TAKEN, Claim, Complete, Decision, Dispatch, Submit
@@ -30,7 +30,6 @@ from dovetail.engine.ports import Task
 from dovetail.redis_client.pipelined import Argument, Command, PipelinedRedis
 from dovetail.stores.records import StoredDefinition
 from dovetail.stores.redis.codec import (
-    PLACES,
     SEPARATOR,
     GraphShape,
     held_of,
@@ -38,7 +37,6 @@ from dovetail.stores.redis.codec import (
     node_of,
     place_in,
     source,
-    split_place,
     time_text,
 )
 from dovetail.stores.redis.run_index import batch_of

@@ -21,6 +21,7 @@ import orjson
 from dovetail.core.dag import Graph
 from dovetail.core.effects import new_tuple
 from dovetail.core.errors import BrokenRun, StoreError, TemplateError, TooLarge
+from dovetail.core.items import item_place
 from dovetail.core.outputs import MAX_INPUT_BYTES, PART_BYTES, check_rendering, parts
 from dovetail.core.run import RunState
 from dovetail.core.states import NodeStatus
@@ -33,7 +34,6 @@ from dovetail.stores.redis.codec import (
     Fields,
     GraphShape,
     MapCounts,
-    item_place,
     nodes_of,
     output_in,
     source,

@@ -32,7 +32,7 @@ from dovetail.core.dag import Graph
 from dovetail.core.definition.source import gc_paused
 from dovetail.core.errors import BrokenRun, NotFound, StoreError
 from dovetail.core.events import Event, Token
-from dovetail.core.items import split_name
+from dovetail.core.items import PLACES, split_name, split_place
 from dovetail.core.outputs import MAX_INPUT_BYTES, OutputReference, ReadBudget, parts
 from dovetail.core.run import Phase, RunState
 from dovetail.core.states import NodeStatus, RunStatus
@@ -60,7 +60,6 @@ from dovetail.redis_client.pipelined import Argument, Command, PipelinedRedis
 from dovetail.stores.records import no_run
 from dovetail.stores.redis.codec import (
     PENDING,
-    PLACES,
     SEPARATOR,
     WIDE,
     Fields,
@@ -77,7 +76,6 @@ from dovetail.stores.redis.codec import (
     place_in,
     run_of,
     source,
-    split_place,
     take_counts,
     time_text,
 )

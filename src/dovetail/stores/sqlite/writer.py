@@ -21,7 +21,14 @@ from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
-from dovetail.core.audit.replay import KINDS, MAX_COUNT, JournalEntry, UnreadableJournal, extra_of
+from dovetail.core.audit.replay import (
+    KINDS,
+    MAX_COUNT,
+    JournalEntry,
+    UnreadableJournal,
+    extra_of,
+    published,
+)
 from dovetail.core.effects import new_tuple
 from dovetail.core.errors import BrokenRecord, StoreError
 from dovetail.core.events import Event
@@ -60,7 +67,7 @@ def encoded(staged: Iterable[Staged]) -> bytes:
                 one.now,
                 KINDS[type(one.move)],
                 extra_of(one.move, one.decision),
-                [order[1] for order in one.decision.dispatch],
+                published(one.decision.dispatch),
                 # Without `seq` and `time`, which follow from the piece and the entry.
                 [event[2:] for event in one.decision.events],
             )

@@ -1,0 +1,293 @@
+"""The rules for the items of mapped nodes: what `step` does when a transition names an item.
+
+An item is started, fenced, retried and lost like a node. What differs: its state is in its node's
+`MapState`; when it has ended, the next items begin or the node ends (`effects.advance_map`); and
+only its node has children. `expand` comes before all of them: it makes the items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from dovetail.core.effects import (
+    COMPLETED,
+    PUBLISHED,
+    QUEUED,
+    RUNNING,
+    advance_map,
+    end_item,
+    fail_item,
+    fail_node,
+    failure_data,
+    fence,
+    lose_item,
+    mapped,
+    open_map,
+    publish_item,
+    record_change,
+    record_item,
+    release_lease,
+    resolve,
+    weigh,
+    why_stopped,
+)
+from dovetail.core.events import Event, Token
+from dovetail.core.retry import delay
+from dovetail.core.run import NodeState, Phase, RunState
+from dovetail.core.states import NodeStatus
+from dovetail.core.transitions import (
+    NOTHING,
+    Claim,
+    Complete,
+    Decision,
+    Expand,
+    Fail,
+    Park,
+    Progress,
+    Reap,
+    Recall,
+    Renew,
+    Wake,
+)
+
+
+class Found(NamedTuple):
+    """The item that a transition names."""
+
+    node_index: int
+    item: int
+    state: NodeState
+    """Of an item that is not out, a copy that says how it ended."""
+    is_out: bool
+
+
+def find(run: RunState, name: str) -> Found | None:
+    place = run.place(name)
+    if place is None:
+        return None
+    index, item = place
+    state = mapped(run, index)[1].out.get(item)
+    return Found(index, item, state or run.node(name), state is not None)
+
+
+def is_running(found: Found | None, token: Token) -> bool:
+    return found is not None and found.state.status is RUNNING and found.state.token == token
+
+
+def is_published(found: Found | None, token: Token) -> bool:
+    return found is not None and found.state.phase is PUBLISHED and found.state.token == token
+
+
+# ── the rules, one function each ─────────────────────────────────────────────────────────
+
+
+def expand(run: RunState, transition: Expand, now: float, nonce: int) -> Decision:
+    """The list of a mapped node is known, or it cannot be made."""
+    index = run.graph.index.get(transition.node)
+    if index is None:
+        return NOTHING
+    node = run.nodes[index]
+    if node.phase is not Phase.EXPANDING or node.token != transition.token:
+        return NOTHING  # expanded already, or cancelled
+    out = Decision()
+    if transition.error is not None:
+        resolve(run, fail_node(run, index, transition.error, out, now), out, now, nonce)
+        return out
+    open_map(node, transition.total)
+    record_change(run, index, out, now, "node.queued", {"items": transition.total})
+    advance_map(run, index, out, now, nonce)
+    return out
+
+
+def claim(run: RunState, transition: Claim, now: float, nonce: int) -> Decision:
+    found = find(run, transition.node)
+    if found is None or not is_published(found, transition.token):
+        return NOTHING
+    index, item, state, _ = found
+    node, out = run.nodes[index], Decision()
+    state.status = RUNNING
+    state.phase = None
+    state.attempt = transition.token.attempt
+    state.worker = transition.worker
+    state.lease_until = transition.lease_until
+    state.started_at = now
+    mapped(run, index)[1].running += 1
+    record_item(run, index, item, state, out, now, "node.started", {"worker": transition.worker})
+    if node.status is QUEUED:
+        node.status = RUNNING
+        node.attempt = 1
+        node.started_at = now
+        record_change(run, index, out, now, "node.started", {"worker": None})
+    return out
+
+
+def renew(run: RunState, transition: Renew, now: float, nonce: int) -> Decision:
+    found = find(run, transition.node)
+    if found is None or not is_running(found, transition.token):
+        return NOTHING
+    found.state.lease_until = transition.lease_until
+    out = Decision()
+    out.changed.append(found.node_index)
+    return out
+
+
+def complete(run: RunState, transition: Complete, now: float, nonce: int) -> Decision:
+    found = find(run, transition.node)
+    if found is None:
+        return NOTHING
+    if not is_running(found, transition.token):
+        return refuse(run, transition.node, found, transition.token, now)
+    return _return(run, found, transition.output, "node.completed", now, nonce)
+
+
+def recall(run: RunState, transition: Recall, now: float, nonce: int) -> Decision:
+    found = find(run, transition.node)
+    if found is None or not is_published(found, transition.token):
+        return NOTHING
+    return _return(run, found, transition.output, "node.cached", now, nonce)
+
+
+def _return(
+    run: RunState, found: Found, output: Any, kind: str, now: float, nonce: int
+) -> Decision:
+    """The item has an output; it fails without a retry if the run may not keep so many bytes."""
+    index, item, state, _ = found
+    out = Decision()
+    if run.max_bytes is not None and (error := weigh(run, state, output)):
+        fail_item(run, index, item, state, error, out, now)
+    else:
+        run.nodes[index].size += state.size
+        state.output, state.error = output, None
+        end_item(run, index, item, state, COMPLETED, out, now, kind)
+    advance_map(run, index, out, now, nonce)
+    return out
+
+
+def fail(run: RunState, transition: Fail, now: float, nonce: int) -> Decision:
+    found = find(run, transition.node)
+    if found is None:
+        return NOTHING
+    if transition.unrendered and not is_published(found, transition.token):
+        return NOTHING
+    if not transition.unrendered and not is_running(found, transition.token):
+        return refuse(run, transition.node, found, transition.token, now)
+    index, item, state, _ = found
+    spec, out = run.graph.nodes[index], Decision()
+    retry_number = state.attempt - state.crashes
+    if transition.permanent or retry_number > spec.max_retries or why_stopped(run, index):
+        fail_item(run, index, item, state, transition.error, out, now)
+    else:
+        wait = delay(
+            spec.retry,
+            retry_number,
+            transition.chance,
+            after=transition.after,
+            at_least=transition.at_least,
+        )
+        data = failure_data(transition.error)
+        state.error = data["error"]
+        data |= {"delay": wait, "retry": retry_number}
+        record_item(run, index, item, state, out, now, "node.retrying", data)
+        run.active -= 1
+        mapped(run, index)[1].running -= 1
+        release_lease(state)
+        state.answered = transition.token
+        fence(state, nonce)
+        state.status, state.phase, state.until = QUEUED, Phase.BACKING_OFF, now + wait
+        out.wake = [(state.until, Wake(run.id, transition.node, state.token))]
+    advance_map(run, index, out, now, nonce)
+    return out
+
+
+def reap(run: RunState, transition: Reap, now: float, nonce: int) -> Decision:
+    found = find(run, transition.node)
+    if found is None or not is_running(found, transition.token):
+        return NOTHING
+    if found.state.lease_until is None or now < found.state.lease_until:
+        return NOTHING
+    out = Decision()
+    lose_item(run, found.node_index, found.item, transition.max_crashes, out, now, nonce)
+    advance_map(run, found.node_index, out, now, nonce)
+    return out
+
+
+def park(run: RunState, transition: Park, now: float, nonce: int) -> Decision:
+    found = find(run, transition.node)
+    if found is None or found.state.token != transition.token:
+        return NOTHING
+    index, item, state, _ = found
+    if state.phase is PUBLISHED:
+        run.active -= 1
+    elif state.phase is not Phase.PARKED or state.until is None or transition.until >= state.until:
+        return NOTHING
+    out = Decision()
+    state.phase, state.until = Phase.PARKED, transition.until
+    out.wake = [(transition.until, Wake(run.id, transition.node, transition.token))]
+    data = {"until": transition.until, "resource_tag": run.graph.nodes[index].resource_tag}
+    record_item(run, index, item, state, out, now, "node.parked", data)
+    advance_map(run, index, out, now, nonce)
+    return out
+
+
+def wake(run: RunState, transition: Wake, now: float, nonce: int) -> Decision:
+    found = find(run, transition.node)
+    if found is None or found.state.token != transition.token:
+        return NOTHING
+    index, item, state, _ = found
+    if state.until is None or now < state.until:
+        return NOTHING
+    out = Decision()
+    out.changed.append(index)
+    state.until = None
+    publish_item(run, index, item, state, out)
+    return out
+
+
+def progress(run: RunState, transition: Progress, now: float, nonce: int) -> Decision:
+    found = find(run, transition.node)
+    if found is None or not is_running(found, transition.token):
+        return NOTHING
+    out = Decision()
+    data = {"fraction": transition.fraction, "message": transition.message}
+    record_item(run, found.node_index, found.item, found.state, out, now, "node.progress", data)
+    return out
+
+
+def refuse(run: RunState, name: str, found: Found, token: Token, now: float) -> Decision:
+    """As for a node: a repeated result is ignored, a stale one is an event.
+
+    Of an item that has ended, the nonce of its start is not kept: epoch and attempt name it.
+    """
+    state = found.state
+    if found.is_out:
+        is_same, is_answered = state.token == token, state.answered == token
+    else:
+        is_same = state.token[:2] == token[:2]
+        has_own_end = state.status is not NodeStatus.CANCELLED and state.reason is None
+        is_answered = is_same and has_own_end
+    if is_answered or not run.logged:
+        return NOTHING
+    out = Decision()
+    run.seq += 1
+    why = {"reason": f"node is {state.status}" if is_same else "stale"}
+    out.events.append(Event(run.seq, now, "result.refused", token.epoch, name, token.attempt, why))
+    return out
+
+
+ITEM_RULES: dict[type, Callable[[RunState, Any, float, int], Decision]] = {
+    Claim: claim,
+    Renew: renew,
+    Complete: complete,
+    Fail: fail,
+    Reap: reap,
+    Park: park,
+    Wake: wake,
+    Progress: progress,
+    Recall: recall,
+}
+
+
+def apply_to_item(run: RunState, transition: Any, now: float, nonce: int) -> Decision:
+    """The transition names no node: it is about an item, or about nothing that is known."""
+    return ITEM_RULES[type(transition)](run, transition, now, nonce)

@@ -1,0 +1,209 @@
+"""The items of a mapped node: one with `for_each`, whose handler runs once for each item of a list.
+
+A mapped node is one node of the run, and its items are no nodes: they are kept as a status byte
+each, some counts, and the full state of only those that are *out*, which means begun and not ended.
+Not more are out than the node's window allows, however long the list is.
+
+In transitions, events and messages an item has a name, such as `summarise[3]`. No node has such a
+name, so the two cannot be mixed up.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from heapq import heapify
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dovetail.core.definition.model import MAX_ITEMS
+from dovetail.core.events import Token
+from dovetail.core.states import NodeStatus, Reason
+
+if TYPE_CHECKING:
+    from dovetail.core.run import NodeState
+
+NOT_A_LIST, TOO_LARGE = "not_a_list", "too_large"
+
+WAITING, OUT = 0, 1
+ENDED = {NodeStatus.COMPLETED: 2, NodeStatus.FAILED: 3, NodeStatus.CANCELLED: 4}
+"""The status bytes: an item waits, is out, or has ended like this."""
+_COMPLETED, _FAILED = ENDED[NodeStatus.COMPLETED], ENDED[NodeStatus.FAILED]
+_STATUS = {byte: status for status, byte in ENDED.items()}
+_AGAIN = bytes(byte if byte in (OUT, _COMPLETED) else WAITING for byte in range(256))
+"""What a retry makes of each status byte."""
+
+_NAME = re.compile(r"([^\[\]]+)\[(0|[1-9][0-9]{0,5})\]")
+
+
+def item_name(node: str, item: int) -> str:
+    return f"{node}[{item}]"
+
+
+def split_name(name: str) -> tuple[str, int | None]:
+    """The node that a name is of, and the item, if it is the name of one."""
+    found = _NAME.fullmatch(name) if name.endswith("]") else None
+    return (name, None) if found is None else (found[1], int(found[2]))
+
+
+PLACES = 1 << 20
+"""More than a node may have items."""
+
+
+def item_place(index: int, item: int) -> int:
+    """The place of an item among the nodes and items of a run: a number beyond every index of a
+    node, for messages and stores that number what they name."""
+    return (index + 1) * PLACES + item
+
+
+def split_place(place: int) -> tuple[int, int | None]:
+    """The index of a node, and the number of its item, if it is the place of one."""
+    if place < PLACES:
+        return place, None
+    owner, item = divmod(place, PLACES)
+    return owner - 1, item
+
+
+def list_error(value: Any) -> dict[str, Any] | None:
+    """Why a value cannot be the items of a node."""
+    if not isinstance(value, list):
+        kind = "a mapping" if isinstance(value, Mapping) else type(value).__name__
+        kind = {"NoneType": "none", "str": "text"}.get(kind, kind)
+        return {"type": NOT_A_LIST, "message": f"for_each needs a list, and this is {kind}"}
+    if len(value) > MAX_ITEMS:
+        message = f"for_each has {len(value):,} items; at most {MAX_ITEMS:,} are allowed"
+        return {"type": TOO_LARGE, "message": message}
+    return None
+
+
+class ItemEnd(NamedTuple):
+    """What is kept of an item that has ended, beside its status and its output."""
+
+    epoch: int
+    attempt: int
+    worker: str | None
+    started_at: float | None
+    finished_at: float
+    error: dict[str, Any] | None
+    reason: Reason | None
+
+
+class MapState:
+    """The items of one mapped node."""
+
+    __slots__ = (
+        "completed",
+        "ended",
+        "failed",
+        "next",
+        "out",
+        "outputs",
+        "ready",
+        "running",
+        "statuses",
+        "total",
+        "values",
+    )
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.statuses = bytearray(total)
+        self.next = 0
+        """No item before this one waits."""
+        self.running = self.completed = self.failed = 0
+        self.out: dict[int, NodeState] = {}
+        """The items that were begun and have not ended."""
+        self.ready: list[int] = []
+        """A heap of the items that are out and wait for the run's `max_concurrency`."""
+        self.outputs: list[Any] = [None] * total
+        """In the order of the items: the node's output, once it is completed."""
+        self.ended: dict[int, ItemEnd] = {}
+        self.values: Sequence[Any] | None = None
+        """The list itself, if it was rendered here. It is no part of the state: it is rendered
+        again from what is stored wherever it is needed."""
+
+    def next_waiting(self) -> int | None:
+        """The first item that was not begun."""
+        found = self.statuses.find(WAITING, self.next)
+        self.next = self.total if found < 0 else found
+        return None if found < 0 else found
+
+    def begin(self, item: int, state: NodeState) -> None:
+        self.statuses[item] = OUT
+        self.out[item] = state
+
+    def end(self, item: int, state: NodeState) -> None:
+        """The item has ended as its state says; only a compact record of it stays."""
+        del self.out[item]
+        self.statuses[item] = ENDED[state.status]
+        if state.status is NodeStatus.COMPLETED:
+            self.completed += 1
+            self.outputs[item] = state.output
+        elif state.status is NodeStatus.FAILED:
+            self.failed += 1
+        self.ended[item] = ItemEnd(
+            state.epoch,
+            state.attempt,
+            state.worker,
+            state.started_at,
+            state.finished_at or 0.0,
+            state.error,
+            state.reason,
+        )
+
+    def first_failed(self) -> int:
+        """In the order of the list, so that timing does not matter."""
+        return self.statuses.find(_FAILED)
+
+    def reopen(self) -> None:
+        """A retry: every item that did not complete and does not run waits again."""
+        self.statuses = self.statuses.translate(_AGAIN)
+        self.ended = {item: end for item, end in self.ended.items() if self.is_completed(item)}
+        self.failed = self.next = 0
+
+    def is_completed(self, item: int) -> bool:
+        return self.statuses[item] == _COMPLETED
+
+    def status(self, item: int) -> NodeStatus | None:
+        """How the item ended; None if it has not."""
+        return _STATUS.get(self.statuses[item])
+
+    def restore_state(self, item: int, state: NodeState) -> NodeState:
+        """Fill in the state of an item that is not out, from what is kept of it."""
+        status, end = self.status(item), self.ended.get(item)
+        if status is not None and end is not None:
+            state.status, state.output = status, self.outputs[item]
+            state.epoch, state.attempt, state.worker, state.started_at = end[:4]
+            state.finished_at, state.error, state.reason = end[4:]
+            state.token = Token(end.epoch, end.attempt, 0)
+        return state
+
+    def counts(self, is_over: bool) -> dict[str, int]:
+        """How many items there are in each state. Items that were never begun are cancelled once
+        their node has ended."""
+        cancelled = self.statuses.count(ENDED[NodeStatus.CANCELLED])
+        pending = self.total - self.running - self.completed - self.failed - cancelled
+        return {
+            "total": self.total,
+            "pending": 0 if is_over else pending,
+            "running": self.running,
+            "completed": self.completed,
+            "failed": self.failed,
+            "cancelled": cancelled + pending if is_over else cancelled,
+        }
+
+    def recount(self) -> None:
+        """Derive the counts from the states of the items."""
+        self.running = sum(one.status is NodeStatus.RUNNING for one in self.out.values())
+        self.completed = self.statuses.count(_COMPLETED)
+        self.failed = self.statuses.count(_FAILED)
+        self.ready = [item for item, one in self.out.items() if one.phase == "held"]
+        heapify(self.ready)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Every field, for comparing two stores."""
+        kept = {name: getattr(self, name) for name in self.__slots__ if name != "values"}
+        kept["out"] = {item: state.snapshot() for item, state in sorted(self.out.items())}
+        kept["statuses"] = bytes(self.statuses)
+        kept["ready"], kept["outputs"] = sorted(self.ready), list(self.outputs)
+        kept["ended"], kept["next"] = dict(self.ended), self.next_waiting()
+        return kept
