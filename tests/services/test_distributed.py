@@ -40,7 +40,8 @@ SIDE = sys.argv[2]
 
 def reported(ctx):
     file = os.open(SIDE, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    os.write(file, f"{ctx.run_id} {ctx.node_id} {ctx.epoch} {ctx.attempt}\\n".encode())
+    name = ctx.idempotency_key.split(":")[1]  # of the node, or of the item
+    os.write(file, f"{ctx.run_id} {name} {ctx.epoch} {ctx.attempt}\\n".encode())
     os.close(file)
 
 async def work(config, ctx):

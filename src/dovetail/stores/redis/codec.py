@@ -503,7 +503,7 @@ class MapCounts(NamedTuple):
     failed: int
     cancelled: int
     first: int
-    bytes: int
+    kept_bytes: int
 
     @classmethod
     def parse(cls, text: bytes) -> MapCounts:
@@ -516,7 +516,7 @@ class MapCounts(NamedTuple):
     @property
     def output_size(self) -> int:
         """The bytes of the node's output, which is a list: some places of it are null."""
-        return self.bytes + 4 * (self.total - self.completed) + max(self.total - 1, 0) + 2
+        return self.kept_bytes + 4 * (self.total - self.completed) + max(self.total - 1, 0) + 2
 
 
 class StoredMaps(NamedTuple):
@@ -580,7 +580,7 @@ def add_maps(
         if node.status is NodeStatus.COMPLETED:
             node.output = items.outputs
         if run.max_bytes is not None:
-            node.size = counts.bytes
+            node.size = counts.kept_bytes
 
 
 def _add_ended(items: MapState, item: int, record: bytes) -> None:

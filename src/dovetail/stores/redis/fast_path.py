@@ -300,7 +300,7 @@ class Claims:
         last, token = None, ""
         for (run_id, owner), all_mine in by_run.items():
             for mine in _pieces(all_mine):
-                script, keys = "claim", (_nodes_of(run_id), f"wf:{{{run_id}}}:events")
+                script, keys = claim_script(run_id, 0)
                 known: list[int] = []
                 args = [*same]
                 for at in mine:

@@ -543,8 +543,8 @@ class RedisStore:
         places = [one.where for one in wanted]
         found = await self._outputs.all(run.id, places, b"%d" % run.epoch)
         shape = self._headers.shape(run.graph)
-        for place in places if found is not None and shape.mapped else ():
-            if place not in found and shape.is_mapped(place):
+        for place in places:
+            if found is not None and place not in found and shape.is_mapped(place):
                 if (text := await self._outputs.of_map(run.id, place)) is not None:
                     found[place] = text
         if found is None or any(place not in found for place in places):

@@ -1,0 +1,193 @@
+"""Mapped nodes over a real Redis: every item once, whatever process dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from dovetail.core.dag import Graph
+from dovetail.core.events import Token
+from dovetail.core.items import item_place
+from dovetail.core.run import RunState
+from dovetail.core.states import NodeStatus, RunStatus
+from dovetail.core.transitions import Cancel, Complete, Retry, Submit
+
+from .test_distributed import LEASE, Services, ended, graph, parts_of, services
+
+__all__ = ["services"]
+
+
+def mapped(total: int, window: int = 100, **fields: Any) -> Graph:
+    """A node that makes a list, a mapped node, and a join behind it."""
+    each = {"items": "{{ params.list }}", "max_concurrency": window, **fields}
+    return graph(
+        {
+            "first": {},
+            "each": {
+                "dependencies": ["first"],
+                "for_each": each,
+                "config": {"of": ["{{ item }}", "{{ index }}", "{{ first.n }}"]},
+            },
+            "join": {
+                "dependencies": ["each"],
+                "config": {"of": "{{ each | map(attribute='n') }}"},
+            },
+        }
+    )
+
+
+def numbers(total: int) -> dict[str, Any]:
+    return {"list": list(range(total))}
+
+
+def check(run: RunState, total: int) -> None:
+    assert run.status is RunStatus.COMPLETED, run.error
+    outputs = [{"n": 2 * item + 2} for item in range(total)]
+    assert run.node("each").output == outputs
+    assert run.node("join").output == {"n": sum(one["n"] for one in outputs) + 1}
+    items = run.node("each").items
+    assert items is not None
+    assert items.counts(True) == {
+        "total": total, "pending": 0, "running": 0, "completed": total, "failed": 0, "cancelled": 0,
+    }  # fmt: skip
+
+
+async def test_the_items_of_a_list_run_and_their_join_reads_them_in_order(
+    services: Services, redis_url: str
+) -> None:
+    for kind in ("orchestrator", "worker", "worker"):
+        services.start(kind)
+    async with parts_of(redis_url) as parts:
+        for total in (0, 1, 7, 250):
+            run_id = f"of{total}"
+            await parts.orchestrator.submit(Submit(run_id, mapped(total, 20), numbers(total)))
+            check(await ended(parts, run_id), total)
+    assert max(Counter(services.executions()).values()) == 1
+    assert len(services.executions()) == sum((0, 1, 7, 250)) + 8
+
+
+async def most_out(parts: Any, run_id: str, until: asyncio.Task[Any]) -> int:
+    """The most items that were out at once, looked at until this is done."""
+    most = 0
+    while not until.done():
+        found = await parts.pipe.call("HGETALL", f"wf:{{{run_id}}}:maps")
+        most = max(most, len(found) // 2 - 1)
+        await asyncio.sleep(0.005)
+    return most
+
+
+async def test_the_window_holds(services: Services, redis_url: str) -> None:
+    for kind in ("orchestrator", "worker", "worker"):
+        services.start(kind)
+    async with parts_of(redis_url) as parts:
+        await parts.orchestrator.submit(Submit("r", mapped(200, 7), numbers(200)))
+        ending = asyncio.create_task(ended(parts, "r"))
+        assert await most_out(parts, "r", ending) == 7
+        check(await ending, 200)
+
+
+@pytest.mark.parametrize("victim", ["worker", "orchestrator"])
+async def test_a_thousand_items_survive_the_death_of_a_process(
+    services: Services, redis_url: str, victim: str
+) -> None:
+    first = services.start(victim)
+    services.start("worker" if victim == "orchestrator" else "orchestrator")
+    total = 1000
+    async with parts_of(redis_url) as parts:
+        await parts.orchestrator.submit(Submit("r", mapped(total), numbers(total)))
+        while len(services.executions()) < total // 4:
+            await asyncio.sleep(0.01)
+        first.kill()
+        services.start(victim)
+        run = await ended(parts, "r")
+    check(run, total)
+    starts = Counter(services.executions())
+    assert len({line.rsplit(" ", 1)[0] for line in starts}) == total + 2
+    assert max(starts.values()) == 1  # each attempt of each item is one start
+
+
+async def test_a_stopped_worker_changes_nothing_when_it_comes_back(
+    services: Services, redis_url: str
+) -> None:
+    """Its items were started again by another worker; its late results are refused."""
+    services.start("orchestrator")
+    stopped = services.start("worker")
+    total = 60
+    flow = mapped(total, 30)
+    flow.nodes[1].config.raw["seconds"] = 0.2
+    async with parts_of(redis_url) as parts:
+        await parts.orchestrator.submit(Submit("r", flow, numbers(total)))
+        while len(services.executions()) < 20:
+            await asyncio.sleep(0.01)
+        os.kill(stopped.pid, signal.SIGSTOP)
+        services.start("worker")
+        await asyncio.sleep(3 * LEASE)
+        os.kill(stopped.pid, signal.SIGCONT)
+        check(await ended(parts, "r"), total)
+
+
+async def test_a_repeated_or_late_result_of_an_item_counts_once(
+    services: Services, redis_url: str
+) -> None:
+    for kind in ("orchestrator", "worker"):
+        services.start(kind)
+    async with parts_of(redis_url) as parts:
+        await parts.orchestrator.submit(Submit("r", mapped(30, 5), numbers(30)))
+        run = await ended(parts, "r")
+        token = Token(1, 1, 12345)
+        again = [Complete("r", f"each[{item}]", token, {"n": -1}) for item in range(31)]
+        assert not any(await parts.store.apply(again, 0.0))
+        late = Complete("r", "each[3]", Token(1, 7, 1), {"n": -1})
+        (refused,) = await parts.store.apply([late], 0.0)
+        assert [event.type for event in refused.events] == ["result.refused"]
+        assert refused.events[0].node == "each[3]"
+        check(await parts.store.load("r"), 30)
+        assert run.seq + 1 == (await parts.store.load("r")).seq
+
+
+async def test_a_retry_reruns_only_the_items_that_did_not_complete(
+    services: Services, redis_url: str
+) -> None:
+    for kind in ("orchestrator", "worker"):
+        services.start(kind)
+    flow = mapped(20, 4)
+    flow.nodes[1].config.raw["seconds"] = 0.05
+    async with parts_of(redis_url) as parts:
+        await parts.orchestrator.submit(Submit("r", flow, numbers(20)))
+        while len(services.executions()) < 9:
+            await asyncio.sleep(0.01)
+        await parts.orchestrator.apply([Cancel("r")])
+        run = await ended(parts, "r")
+        items = run.node("each").items
+        assert run.status is RunStatus.CANCELLED
+        assert items is not None
+        done = items.completed
+        assert 0 < done < 20
+        before = len(services.executions())
+        await parts.orchestrator.apply([Retry("r")])
+        check(await ended(parts, "r"), 20)
+    after = [line.split()[2] for line in services.executions()[before:]]
+    assert after.count("2") >= 20 - done
+
+
+async def test_a_finished_item_takes_little_memory(services: Services, redis_url: str) -> None:
+    for kind in ("orchestrator", "worker"):
+        services.start(kind)
+    async with parts_of(redis_url) as parts:
+        await parts.orchestrator.submit(Submit("r", mapped(2000), numbers(2000)))
+        await ended(parts, "r")
+        used = 0
+        for part in ("items", "events", "maps", "queue"):
+            used += await parts.pipe.call("MEMORY", "USAGE", f"wf:{{r}}:{part}", "SAMPLES", 0) or 0
+        outputs = sum(len(str(2 * item + 2)) + 6 for item in range(2000))
+    assert (used - outputs) / 2000 < 420
+
+
+async def test_places_of_items_are_beyond_those_of_nodes() -> None:
+    assert item_place(0, 0) > 10_000
+    assert NodeStatus.COMPLETED
