@@ -44,7 +44,7 @@ class RunSnapshot:
     """From 1."""
     meta: dict[str, str]
     nodes: dict[int, str]
-    """By place, as are the outputs and ends."""
+    """By place, as are the outputs and ends. Items of mapped nodes have places, too."""
     outputs: dict[int, bytes]
     ends: dict[int, bytes]
     first_seq: int
@@ -56,6 +56,9 @@ class RunSnapshot:
     """The definition. Only needed for a run that was never accepted in the archive."""
     has_logs: bool = False
     """There are lines of handlers that the archive lacks."""
+    has_all_items: bool = False
+    """Of mapped nodes: an item that is not in `nodes` is not there, or waits. Else, as for a node,
+    it has not changed."""
 
     @property
     def last_seq(self) -> int:

@@ -21,9 +21,11 @@ import orjson
 
 from dovetail.core.errors import StoreError
 from dovetail.core.events import Event
+from dovetail.core.items import PLACES, item_place, split_place
 from dovetail.core.node_logs import LogChunk
 from dovetail.core.outputs import ONLY_SIZES, OutputReference, ReadBudget
 from dovetail.core.run import RunState
+from dovetail.core.states import NodeStatus
 from dovetail.core.transitions import Submit
 from dovetail.engine.distributed.archiver import (
     ArchiveHead,
@@ -34,7 +36,15 @@ from dovetail.engine.distributed.archiver import (
 )
 from dovetail.stores.postgres.pool import PostgresConnection, PostgresPool, statements
 from dovetail.stores.records import Definitions, no_run
-from dovetail.stores.redis.codec import event_of, run_of, time_text
+from dovetail.stores.redis.codec import (
+    MapCounts,
+    StoredMaps,
+    add_maps,
+    event_of,
+    joined_record,
+    run_of,
+    time_text,
+)
 
 PIECE_BYTES = 4 << 20
 """Of one statement: outputs may be a megabyte each, and there may be thousands."""
@@ -135,8 +145,11 @@ class PostgresArchive:
             {b"%d" % place: end for place, end in snapshot.ends.items()},
             snapshot.last_seq,
         )
+        if "maps" in meta:
+            _add_items(run, snapshot, left_out)
         for place, output in left_out.items() if outputs else ():
-            run.nodes[place].output = output
+            if place < PLACES:
+                run.nodes[place].output = output
         return run
 
     async def read_outputs(self, run: RunState, wanted: Sequence[OutputReference]) -> list[bytes]:
@@ -146,6 +159,14 @@ class PostgresArchive:
         places = [one.where.place for one in wanted]
         rows = await self._pool.rows("read_outputs", wanted[0].where.run, run.epoch, places)
         found = {place: bytes(output) for place, output in rows}
+        for place in places:
+            items = run.nodes[place].items
+            if place not in found and items is not None:
+                first = item_place(place, 0)
+                mine = list(range(first, first + items.total))
+                rows = await self._pool.rows("read_outputs", wanted[0].where.run, run.epoch, mine)
+                texts = {one: bytes(output) for one, output in rows}
+                found[place] = b"[%b]" % b",".join(texts.get(one, b"null") for one in mine)
         if any(place not in found for place in places):
             raise StoreError(f"run {run.id}: its outputs are not those of epoch {run.epoch} now")
         return [found[place] for place in places]
@@ -289,6 +310,7 @@ async def _write(
     logged = [pair for pair in pairs if pair[1].run_id not in gaps]
     await _add_events(connection, logged, accepted)
     await _begin_generations(connection, accepted)
+    await _forget_items(connection, accepted)
     await _save_nodes(connection, accepted)
     await _project(connection, accepted)
     for row, snapshot in accepted:
@@ -451,6 +473,14 @@ async def _begin_generations(connection: PostgresConnection, accepted: _Accepted
         await connection.execute(statements()["forget_nodes"], columns[0])
 
 
+async def _forget_items(connection: PostgresConnection, accepted: _Accepted) -> None:
+    """Items that a retry reset: they wait again, or there are none."""
+    for row, snapshot in accepted:
+        if snapshot.has_all_items and row.generation:
+            kept = [place for place in snapshot.nodes if place >= PLACES]
+            await connection.execute(statements()["forget_items"], row.number, PLACES, kept)
+
+
 async def _save_nodes(connection: PostgresConnection, accepted: _Accepted) -> None:
     runs: list[int] = []
     places: list[int] = []
@@ -577,6 +607,25 @@ def _add_node(
         snapshot.outputs[index] = output
     if ends is not None:
         snapshot.ends[index] = ends
+
+
+def _add_items(
+    run: RunState, snapshot: RunSnapshot, left_out: Mapping[int, OutputReference]
+) -> None:
+    """The items of mapped nodes. A list of which an item is left out becomes a reference."""
+    stored = StoredMaps.of_archive(snapshot.meta["maps"], snapshot.nodes)
+    records = {
+        place: joined_record(text.encode(), snapshot.outputs.get(place))
+        for place, text in snapshot.nodes.items()
+        if place >= PLACES and text[0] in "CFX"
+    }
+    add_maps(run, stored, {b"%d" % place: end for place, end in snapshot.ends.items()}, records)
+    for place, reference in left_out.items():
+        index, item = split_place(place)
+        if item is not None and run.nodes[index].status is NodeStatus.COMPLETED:
+            size = MapCounts.parse(stored.maps[index]).output_size
+            where = StoredOutput(reference.where.run, index)
+            run.nodes[index].output = OutputReference(size, where)
 
 
 async def _look(

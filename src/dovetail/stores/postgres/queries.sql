@@ -275,6 +275,10 @@ ON CONFLICT DO NOTHING;
 -- A new generation begins: what the one before it had reached may not have happened.
 DELETE FROM dovetail.nodes WHERE run = ANY ($1::BIGINT[]);
 
+-- name: forget_items
+-- Items of mapped nodes that a snapshot with all items does not have.
+DELETE FROM dovetail.nodes WHERE run = $1 AND place >= $2 AND NOT place = ANY ($3::BIGINT[]);
+
 -- name: save_nodes
 -- One that is the same is not written again.
 INSERT INTO dovetail.nodes (run, place, state, output, ends)

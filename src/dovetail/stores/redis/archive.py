@@ -16,6 +16,7 @@ import orjson
 
 from dovetail.core.dag import Graph
 from dovetail.core.events import Event
+from dovetail.core.items import PLACES, split_place
 from dovetail.core.step import STARTED, UNKNOWN_WORKER, counts_as_started
 from dovetail.core.transitions import Submit
 from dovetail.engine.clock import Clock
@@ -33,12 +34,18 @@ from dovetail.stores.redis.codec import (
     PARTS,
     SEPARATOR,
     UNIT,
+    StoredMaps,
     all_keys_of,
+    joined_record,
     keys_of,
+    maps_of,
     new_nonce,
     node_status,
     pairs,
+    parsed_counts,
+    places_in,
     source,
+    split_record,
     take_counts,
     time_text,
     weight_text,
@@ -207,7 +214,7 @@ class RedisSnapshots:
         for run_id, head in heads.items():
             keys = _keys(run_id)
             names = [keys[part] for part in ("meta", "nodes", "ends", "events")]
-            names.append(log_keys_of(run_id)[0])
+            names += (log_keys_of(run_id)[0], keys["maps"], keys["queue"])
             kept = NOTHING if head is None else head.kept
             asked.append(
                 self._redis.script_command(
@@ -223,16 +230,22 @@ class RedisSnapshots:
         """These with their outputs, without runs that were retried or dropped meanwhile."""
         if not snapshots:
             return
+        snapshots = await self._with_items(snapshots)
         wanted = {
-            run_id: [i for i, state in snapshot.nodes.items() if state.startswith("C|")]
+            run_id: [
+                i for i, state in snapshot.nodes.items() if i < PLACES and state.startswith("C|")
+            ]
             for run_id, snapshot in snapshots.items()
         }
+        if not wanted:
+            return
         parts = await self._outputs.first(wanted, MAX_BATCH_BYTES // len(wanted))
         small: list[RunSnapshot] = []
         large: list[tuple[RunSnapshot, list[int]]] = []
         for run_id, part in parts.items():
             places = wanted[run_id]
-            one = replace(snapshots[run_id], outputs=there(places, part.outputs))
+            one = snapshots[run_id]
+            one = replace(one, outputs={**one.outputs, **there(places, part.outputs)})
             if part.epoch != _epoch(one):
                 continue
             if rest := places[len(part.outputs) :]:
@@ -247,6 +260,27 @@ class RedisSnapshots:
                 filled = replace(one, outputs=one.outputs | more)
                 if (whole := await self._with_result(filled)) is not None:
                     yield [whole]
+
+    async def _with_items(self, snapshots: Mapping[str, RunSnapshot]) -> dict[str, RunSnapshot]:
+        """These with the records of items that have ended, of which `ENDED_ITEM` stands for each;
+        without runs that were retried or dropped meanwhile."""
+        found: dict[str, RunSnapshot] = {}
+        for run_id, one in snapshots.items():
+            places = [place for place, state in one.nodes.items() if state == ENDED_ITEM]
+            if places:
+                records = await self._outputs.all(run_id, places, _epoch(one), key="items")
+                if records is None:
+                    continue
+                nodes = {place: text for place, text in one.nodes.items() if text != ENDED_ITEM}
+                outputs: dict[int, bytes] = {}
+                for place, record in records.items():
+                    head, output = split_record(record)
+                    nodes[place] = head.decode()
+                    if output is not None:
+                        outputs[place] = output
+                one = replace(one, nodes=nodes, outputs=outputs)
+            found[run_id] = one
+        return found
 
     async def _with_result(self, snapshot: RunSnapshot) -> RunSnapshot | None:
         """With its result, if it is finished. None if it was retried, or dropped, meanwhile."""
@@ -268,6 +302,11 @@ class RedisSnapshots:
         if more is None:
             return None
         outputs = {**snapshot.outputs, **more}
+        for place in wanted:
+            if place not in outputs and graph.nodes[place].for_each is not None:
+                text = await self._outputs.of_map(snapshot.run_id, place)
+                is_done = snapshot.nodes.get(place, "C").startswith("C")
+                outputs[place] = text if text is not None and is_done else JSON_NULL
         if graph.output_node is not None:
             return outputs.get(graph.output_node, JSON_NULL)
         fields = (
@@ -354,7 +393,7 @@ class RedisSnapshots:
 def _reading(run_id: str, head: ArchiveHead | None, answer: Sequence[Any]) -> HotReading:
     """What `snapshot.lua` answered; the outputs are read later."""
     flat, count, has_logs, *rest = answer
-    events, nodes, ends = rest or ([], [], [])
+    events, nodes, ends, maps, queue, all_items = rest or ([], [], [], [], [], 0)
     fields, states = dict(pairs(flat)), dict(pairs(nodes))
     if states:
         fields |= take_counts(states)
@@ -374,8 +413,21 @@ def _reading(run_id: str, head: ArchiveHead | None, answer: Sequence[Any]) -> Ho
         first_seq=kept.last_seq + 1,
         events=events,
         has_logs=bool(has_logs),
+        has_all_items=bool(all_items),
     )
+    if maps:
+        stored = StoredMaps.parse(maps, queue)
+        snapshot.meta[MAPS] = stored.counts_text()
+        touched = None if all_items else places_in(events)
+        for place, text in stored.items(touched):
+            snapshot.nodes[place] = ENDED_ITEM if text is None else text.decode()
     return HotReading(snapshot, continues)
+
+
+MAPS = "maps"
+"""The field of a run's `meta` that has the counts of its mapped nodes."""
+ENDED_ITEM = "ended"
+"""In place of the record of an item, until that is read."""
 
 
 # ── a run as Redis wants it ──────────────────────────────────────────────────────────────
@@ -393,12 +445,24 @@ def _parts(snapshot: RunSnapshot, graph: Graph, lease_until: float, now: float) 
       `core.step.restore` has it.
     """
     nonce = str(new_nonce())
-    nodes = {place: text.split(SEPARATOR) for place, text in snapshot.nodes.items()}
+    nodes: dict[int, list[str]] = {}
+    """Nodes, and items that are out."""
+    records: dict[int, bytes] = {}
+    """Items that have ended."""
+    for place, text in snapshot.nodes.items():
+        if place >= PLACES and text[0] in "CFX":
+            records[place] = joined_record(text.encode(), snapshot.outputs.get(place))
+        else:
+            nodes[place] = text.split(SEPARATOR)
     active, held, started = 0, [], []
-    for place in sorted(nodes):
+    for place in sorted(nodes, key=_order):
         fields = nodes[place]
-        status, once = node_status(fields[STATE]), graph.nodes[place].at_most_once
-        if counts_as_started(status, once):
+        spec = graph.nodes[split_place(place)[0]]
+        status, once = node_status(fields[STATE]), spec.at_most_once
+        if spec.for_each is not None and place < PLACES:
+            if fields[PHASE] == "H":
+                fields[PHASE] = ""  # unless one of its items is held
+        elif counts_as_started(status, once):
             active += 1
             started.append(_as_started(place, fields, lease_until, now))
         elif fields[STATE] == "R":
@@ -414,22 +478,46 @@ def _parts(snapshot: RunSnapshot, graph: Graph, lease_until: float, now: float) 
         fields = nodes[held.pop(0)]
         fields[PHASE], fields[NONCE] = "P", nonce
         active += 1
+    owners = dict.fromkeys(split_place(place)[0] for place in held)
+    for index in owners:
+        nodes[index][PHASE] = "H"
     meta: dict[str, Any] = {**snapshot.meta, "generation": snapshot.generation}
     meta.pop("active", None)
+    counts = parsed_counts(meta.pop(MAPS, "{}"))
+    maps, queue = maps_of(counts, nodes, records)
+    for index, fields in nodes.items():  # started with one of its items, just now
+        if index in counts and fields[STATE] == "Q" and counts[index].running < maps[index].running:
+            started.append(_map_started(index, fields, now))
     # Not as plain: whatever happens to it next says whether it is.
     states: dict[int | str, str] = {"counts": f"{meta.pop('unfinished')}|{active}|0"}
     meta.pop("kept_bytes", None)
     if (most := meta.pop("max_bytes", None)) is not None:
         states["counts"] += weight_text(sum(map(len, snapshot.outputs.values())), int(most))
+    texts = {place: SEPARATOR.join(fields) for place, fields in nodes.items()}
     return {
         "meta": meta,
-        "nodes": states | {place: SEPARATOR.join(fields) for place, fields in nodes.items()},
+        "nodes": states | {place: text for place, text in texts.items() if place < PLACES},
         "deps": _counts(nodes, graph),
-        "out": snapshot.outputs,
+        "out": {place: text for place, text in snapshot.outputs.items() if place < PLACES},
         "ends": snapshot.ends,
         "events": [*snapshot.events, *started],
-        "held": {str(place): place for place in held},
+        "held": {str(index): index for index in owners},
+        "maps": {index: one.text for index, one in maps.items()}
+        | {place: text for place, text in texts.items() if place >= PLACES},
+        "items": records,
+        "queue": queue,
     }
+
+
+def _order(place: int) -> tuple[int, int]:
+    index, item = split_place(place)
+    return index, -1 if item is None else item
+
+
+def _map_started(index: int, fields: list[str], now: float) -> bytes:
+    """An item of the node counts as started, and so does the node; the event that says so."""
+    fields[STATE], fields[ATTEMPT], fields[BEGAN] = "R", "1", time_text(now)
+    return orjson.dumps([now, "node.started", int(fields[EPOCH]), index, 1, {"worker": None}])
 
 
 def _as_started(place: int, fields: list[str], lease_until: float, now: float) -> bytes:

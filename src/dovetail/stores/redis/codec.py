@@ -472,16 +472,18 @@ def run_of(
     if error := meta.get(b"error"):
         run.error = run_error(orjson.loads(error), run.graph)
     for key, text in states.items():
-        run.nodes[int(key)] = node_of(text.decode())
+        if int(key) < PLACES:
+            run.nodes[int(key)] = node_of(text.decode())
     for place, (spec, node) in enumerate(zip(run.graph.nodes, run.nodes, strict=True)):
         if node.status is NodeStatus.PENDING:
             settled, completed = divmod(int(counts.get(b"%d" % place, 0)), UNIT)
             node.waiting = len(spec.parents) - settled
             node.fed = completed > 0
     for place, output in outputs.items():
-        run.nodes[place].output = orjson.loads(output)
-        if run.max_bytes is not None:
-            run.nodes[place].size = len(output)
+        if place < PLACES:
+            run.nodes[place].output = orjson.loads(output)
+            if run.max_bytes is not None:
+                run.nodes[place].size = len(output)
     for key, ending in ends.items():
         if int(key) < PLACES:
             _end(run.nodes[int(key)], ending, run.graph)
@@ -534,6 +536,41 @@ class StoredMaps(NamedTuple):
             {int(place): int(float(score)) for place, score in pairs(queue)},
         )
 
+    @classmethod
+    def of_archive(cls, counts: str, nodes: Mapping[int, str]) -> StoredMaps:
+        """The same from the archive: the counts, and the items among these nodes."""
+        maps = parsed_counts(counts)
+        texts = {place: text.encode() for place, text in nodes.items() if place >= PLACES}
+        return cls(
+            {index: one.text.encode() for index, one in maps.items()}
+            | {place: text for place, text in texts.items() if text[:1] not in b"CFX"},
+            _queue(maps, texts),
+        )
+
+    def counts_text(self) -> str:
+        """The counts of all mapped nodes, as JSON."""
+        return _json({str(i): text.decode() for i, text in self.maps.items() if i < PLACES})
+
+    def items(self, touched: set[int] | None) -> Iterator[tuple[int, bytes | None]]:
+        """The state of each item that is out, and None for each that has ended: of all items, or of
+        the touched ones."""
+        for place, text in self.maps.items():
+            if place >= PLACES and (touched is None or place in touched):
+                yield place, text
+        if touched is None:
+            ended = (place for index in self.maps if index < PLACES for place in self.ended(index))
+        else:
+            waiting = {place for place, at in self.queue.items() if at < HELD_AT}
+            ended = (
+                place
+                for place in touched
+                if place not in self.maps
+                and place not in waiting
+                and split_place(place)[0] in self.maps
+            )
+        for place in ended:
+            yield place, None
+
     def ended(self, index: int, *, without_output: bool = False) -> list[int]:
         """The places of a node's items that have ended."""
         first = item_place(index, 0)
@@ -542,6 +579,66 @@ class StoredMaps(NamedTuple):
             return sorted(p for p, at in self.queue.items() if at >= ENDED_AT and first <= p < last)
         waiting = {place for place, at in self.queue.items() if at < HELD_AT}
         return [p for p in range(first, last) if p not in self.maps and p not in waiting]
+
+
+def places_in(events: Iterable[bytes]) -> set[int]:
+    """The places of the items that these events, as Redis keeps them, are about."""
+    found = (orjson.loads(text)[3] for text in events)
+    return {place for place in found if place is not None and place >= PLACES}
+
+
+def parsed_counts(text: str) -> dict[int, MapCounts]:
+    """The reverse of `StoredMaps.counts_text`."""
+    return {int(i): MapCounts.parse(one.encode()) for i, one in orjson.loads(text).items()}
+
+
+def _queue(maps: Mapping[int, MapCounts], texts: Mapping[int, bytes]) -> dict[int, int]:
+    """What `queue` has of items, from the counts of their nodes and their own states."""
+    found: dict[int, int] = {}
+    for index, counts in maps.items():
+        first = item_place(index, 0)
+        for place in range(first, first + counts.next):
+            text = texts.get(place)
+            if text is None:
+                found[place] = place
+            elif text[:1] in b"FX":
+                found[place] = place + ENDED_AT
+            elif text[:1] == b"Q" and text.split(b"|")[8] == b"H":
+                found[place] = place + HELD_AT
+    return found
+
+
+def maps_of(
+    counts: Mapping[int, MapCounts],
+    nodes: Mapping[int, Sequence[str]],
+    records: Mapping[int, bytes],
+) -> tuple[dict[int, MapCounts], dict[int, int]]:
+    """The counts of mapped nodes whose items are these, and `queue` as Redis is given it: places by
+    score."""
+    texts = {place: SEPARATOR.join(fields).encode() for place, fields in nodes.items()}
+    texts.update(records)
+    queue = _queue(counts, texts)
+    made: dict[int, MapCounts] = {}
+    for index, one in counts.items():
+        first = item_place(index, 0)
+        out = [nodes[place] for place in range(first, first + one.next) if place in nodes]
+        again = sum(at < HELD_AT for place, at in queue.items() if split_place(place)[0] == index)
+        running = sum(fields[0] == "R" for fields in out)
+        made[index] = one._replace(out=len(out), running=running, again=again)
+    return made, {score: place for place, score in queue.items()}
+
+
+def split_record(record: bytes) -> tuple[bytes, bytes | None]:
+    """How an item ended, and its output, if it has one."""
+    if record[:1] != b"C":
+        return record, None
+    head, _, output = record.partition(b"\n")
+    return head, output
+
+
+def joined_record(head: bytes, output: bytes | None) -> bytes:
+    """The reverse of `split_record`."""
+    return head if head[:1] != b"C" else head + b"\n" + (b"null" if output is None else output)
 
 
 def add_maps(

@@ -350,10 +350,20 @@ class RedisRecords(BaseRecords):
                 sizes = await self._redis.call_many([("HSTRLEN", out, place) for place in places])
                 names = 0 if single else sum(len(graph.nodes[at].id) + 4 for at in places) + 1
                 return OutputReference(sum(sizes) + names, None)
+        for at, place in enumerate(places):
+            if kept[at] is None and graph.nodes[place].for_each is not None:
+                kept[at] = await self._list_of(run_id, place)
         found = [None if value is None else orjson.loads(value) for value in kept]
         if single:
             return found[0]
         return {graph.nodes[at].id: value for at, value in zip(places, found, strict=True)}
+
+    async def _list_of(self, run_id: str, index: int) -> bytes | None:
+        """The output of a mapped node, if it is completed."""
+        state = await self._redis.call("HGET", keys_of(run_id)[1], index)
+        if state is None or not state.startswith(b"C"):
+            return None
+        return await self._outputs.of_map(run_id, index)
 
     async def _graph(self, digest: bytes, retries: bytes) -> Graph:
         graph = await stored_graph(self._redis, self._definitions, digest.decode(), retries)
@@ -366,7 +376,7 @@ class RedisRecords(BaseRecords):
     ) -> list[dict[str, Any]]:
         if not is_text(run_id):
             raise no_run(run_id, "Redis")
-        meta, *_, log, _ = keys_of(run_id)
+        meta, log = keys_of(run_id)[0], keys_of(run_id)[5]
         status, digest, retries = await self._redis.call(
             "HMGET", meta, "status", "definition", "retries"
         )

@@ -38,7 +38,7 @@ OUTPUT_PIECE_SIZE = 64
 """Of outputs, which may be a megabyte each."""
 STAGED_SECONDS = 600
 """Staged keys of a run that was not finished expire."""
-COUNTED_BY = {"events": "LLEN", "held": "ZCARD"}
+COUNTED_BY = {"events": "LLEN", "held": "ZCARD", "queue": "ZCARD"}
 """The others are hashes."""
 MAX_TRIES = 5
 
@@ -73,10 +73,10 @@ async def write_run(
 
 def _writes(aside: str, parts: Mapping[str, Any]) -> Iterator[list[Command]]:
     """The commands that write these keys, beside their place, a few at a time."""
-    verbs = {"events": "RPUSH", "held": "ZADD"}
+    verbs = {"events": "RPUSH", "held": "ZADD", "queue": "ZADD"}
     for part, content in parts.items():
         key = aside + part
-        size = OUTPUT_PIECE_SIZE if part == "out" else PIECE_SIZE
+        size = OUTPUT_PIECE_SIZE if part in ("out", "items") else PIECE_SIZE
         for piece in _pieces(content if part == "events" else content.items(), size):
             flat = piece if part == "events" else [value for pair in piece for value in pair]
             yield [(verbs.get(part, "HSET"), key, *flat), ("EXPIRE", key, STAGED_SECONDS)]
@@ -116,6 +116,7 @@ def fork_parts(run: RunState, events: Iterable[Event], stored: StoredDefinition)
         "ends": ends,
         "events": [event_text(event, graph) for event in events],
         "held": {str(place): place for place in run.held},
+        **{"maps": {}, "items": {}, "queue": {}},  # no list is rendered yet
     }
 
 

@@ -4,11 +4,13 @@
 --   KEYS[3]  wf:{id}:ends    hash
 --   KEYS[4]  wf:{id}:events  list
 --   KEYS[5]  wf:{id}:logs    hash
+--   KEYS[6]  wf:{id}:maps    hash    KEYS[7]  wf:{id}:queue  zset
 --   ARGV[1]  the number of the known event, or 0
 --   ARGV[2]  its generation
 -- returns {meta, number of events, 1 if the archive lacks lines of handlers, events from the known
---   one on, nodes, ends}: hashes flat; of the last two only the nodes of these events and the counts,
---   unless much may have changed; {} without a run; the first three if the known event is missing
+--   one on, nodes, ends, maps, queue, 1 if any item may have changed}: hashes flat; of nodes and ends
+--   only the nodes of these events and the counts, unless much may have changed; {} without a run; the
+--   first three if the known event is missing
 local UNPACKED = 4000
 local kept = redis.call('HMGET', KEYS[1], 'status', 'generation', 'size')
 if not kept[1] then return {} end
@@ -35,9 +37,11 @@ local has_logs = tonumber(lines[1] or 0) > tonumber(lines[2] or 0) and 1 or 0
 if count < known then return {meta, count, has_logs} end
 
 local events = redis.call('LRANGE', KEYS[4], math.max(known - 1, 0), -1)
+local all_items = whole
 whole = whole or count - known >= tonumber(kept[3])
+local maps = redis.call('HGETALL', KEYS[6])
 local indexes, seen = {'counts'}, {}
-if not whole then
+if not whole or #maps > 0 and not all_items then
   for k = 2, #events do
     local index = string.match(events[k], '^%[[^,]+,"[^"]+",%d+,(%d+)')
     if index then
@@ -46,7 +50,7 @@ if not whole then
         indexes[#indexes + 1] = index
       end
     elseif string.find(events[k], '^%[[^,]+,"run%.retried"') then
-      whole = true
+      whole, all_items = true, true
       break
     end
   end
@@ -68,4 +72,5 @@ local function named(key)
   return found
 end
 
-return {meta, count, has_logs, events, named(KEYS[2]), named(KEYS[3])}
+return {meta, count, has_logs, events, named(KEYS[2]), named(KEYS[3]), maps,
+  redis.call('ZRANGE', KEYS[7], 0, -1, 'WITHSCORES'), all_items and 1 or 0}
