@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from dovetail.core.dag import Graph
 from dovetail.core.events import Event
+from dovetail.core.items import split_name
 
 MAX_LABEL_SETS = 1000
 """Of one metric. Labels are names from definitions, and a caller may send any number of those.
@@ -91,7 +92,7 @@ def _parked(event: Event, graph: Graph) -> Added:
 
 
 def _handler(event: Event, graph: Graph) -> str:
-    return graph.nodes[graph.index[event.node or ""]].handler
+    return graph.nodes[graph.index[split_name(event.node or "")[0]]].handler
 
 
 EVENTS: dict[str, Callable[[Event, Graph], Added]] = {
