@@ -594,7 +594,7 @@ class RateLimiter(Protocol):
         ...
 
     async def unbook(self, tag: str, count: int) -> None:
-        """So many of those that booked will not come."""
+        """Give back this many bookings: their nodes will not start."""
         ...
 
     async def slow(self, tag: str, until: float) -> None:
