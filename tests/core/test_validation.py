@@ -101,7 +101,7 @@ ONE: dict[str, tuple[str, str, str, str]] = {
         nodes("- {id: a, handler: ⟦xyz}"),
         "unknown_handler",
         "nodes[0].handler",
-        "`dovetail handlers` lists those that are known",
+        "`dovetail handlers` lists the known handlers",
     ),
     "a broken template": (
         nodes('- {id: a, handler: sleep, config: {x: {y z: [1, ⟦"{{ a. }}"]}}}'),
