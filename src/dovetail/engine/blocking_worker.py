@@ -321,7 +321,8 @@ class LeaseThread:
         confirm: Callable[[], None],
     ) -> None:
         """`supervise` restarts a duty while a store is away. At `give_back_at`, a wall time,
-        running tasks are given back. `confirm` returns when all reports of the workers have arrived."""
+        running tasks are given back. `confirm` returns when all reports of the workers have
+        arrived."""
         self._open = duties
         self._supervise = supervise
         self._on_crash = on_crash

@@ -671,7 +671,8 @@ def _misread(
             message = f"{shown(name)} has a condition, and reads as none if it was skipped"
             yield "template_may_be_skipped", f"{message}; say what then: | default(…)"
         elif name in unguarded and facts.nodes[other].allows_failure:
-            message = f"{shown(name)} has allow_failure: if it fails, its keys read as none, else its error"
+            message = f"{shown(name)} has allow_failure: if it fails, its keys read as none, else "
+            message += "its error"
             yield "template_may_be_skipped", f"{message}; say what then: | default(…)"
 
 
