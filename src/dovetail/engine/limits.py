@@ -12,7 +12,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 
 from dovetail.engine.clock import Clock
-from dovetail.engine.ports import Records
+from dovetail.engine.ports import Author, Records
 
 DEFAULT_RATE = 10.0
 DEFAULT_BURST = 1
@@ -135,9 +135,9 @@ class KeptLimits:
     async def all(self) -> dict[str, tuple[float, int]]:
         return {tag: (bucket.rate, bucket.burst) for tag, bucket in self._limits.all().items()}
 
-    async def set(self, tag: str, rate: float, burst: int) -> None:
+    async def set(self, tag: str, rate: float, burst: int, by: Author) -> None:
         await self._set(tag, rate, burst)
-        await self._records.set_limit(tag, rate, burst)
+        await self._records.set_limit(tag, rate, burst, by)
 
     async def refresh(self) -> None:
         """Take on what other processes have set."""
@@ -163,5 +163,5 @@ class SharedRates:
     async def all(self) -> dict[str, tuple[float, int]]:
         return {**self._configured, **await self._records.limits()}
 
-    async def set(self, tag: str, rate: float, burst: int) -> None:
-        await self._records.set_limit(tag, rate, burst)
+    async def set(self, tag: str, rate: float, burst: int, by: Author) -> None:
+        await self._records.set_limit(tag, rate, burst, by)
