@@ -14,17 +14,27 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from dovetail.core import events as core_events
-from dovetail.core.dag import Graph, NodeSpec, children_of, cycles, layers, ready_nodes, spell_out
+from dovetail.core.dag import (
+    Graph,
+    MapSpec,
+    NodeSpec,
+    children_of,
+    cycles,
+    layers,
+    ready_nodes,
+    spell_out,
+)
 from dovetail.core.effects import COMPLETED, FAILED
 from dovetail.core.errors import InvalidDefinition, Problem, TemplateError
+from dovetail.core.items import split_name
 from dovetail.core.retry import DEFAULT_RETRY, RetryPolicy
 from dovetail.core.run import NodeState, RunState
 from dovetail.core.states import NodeStatus, Reason, RunStatus
 from dovetail.core.templates import Scope, compile_config
-from dovetail.core.transitions import Submit
+from dovetail.core.transitions import Dispatch, Submit
 from dovetail.engine.limits import DEFAULT_BURST, DEFAULT_RATE, LocalLimits, TokenBucket
 from dovetail.engine.ports import Calls, OnLines, Report, Task
 from dovetail.engine.views import event_view
@@ -37,6 +47,8 @@ if TYPE_CHECKING:
 OnFailure = Literal["continue", "fail_fast"]
 Step = Callable[[dict[str, Any]], Any]
 Predicate = Callable[[dict[str, Any]], object]
+Items = Callable[[dict[str, Any]], Iterable[Any]]
+T = TypeVar("T")
 
 log = logging.getLogger("dovetail.executor")
 _PLAIN = ("completed", "failed", "skipped", "duration", "error", "outputs")
@@ -56,6 +68,7 @@ class _Step:
     retry: RetryPolicy
     allow_failure: bool
     is_async: bool
+    for_each: Items | None = None
 
 
 class WorkflowDAG:
@@ -92,8 +105,12 @@ class WorkflowDAG:
         timeout_seconds: float = 300.0,
         retry: RetryPolicy = DEFAULT_RETRY,
         allow_failure: bool = False,
+        for_each: Items | None = None,
     ) -> WorkflowDAG:
         """Add a step `fn(ctx)`, async or plain. Returns the graph, so that calls can chain.
+
+        With `for_each`, a function of ctx that returns a list, the step runs once for each item,
+        with `ctx["item"]` and `ctx["index"]`. Its output is the list of the outputs.
 
         With `allow_failure` the steps after it run even if it fails, and the workflow does not
         fail by it.
@@ -106,6 +123,8 @@ class WorkflowDAG:
             raise TypeError(f"step '{step_id}': condition must be a function of ctx")
         if condition is not None and _is_async(condition):
             raise TypeError(f"step '{step_id}': condition must be a plain function, not async")
+        if for_each is not None and (not callable(for_each) or _is_async(for_each)):
+            raise TypeError(f"step '{step_id}': for_each must be a plain function of ctx")
         if isinstance(depends_on, str):
             raise TypeError(f"step '{step_id}': depends_on is a list: write [{depends_on!r}]")
         if max_retries < 0:
@@ -126,6 +145,7 @@ class WorkflowDAG:
                 retry,
                 allow_failure,
                 is_async=_is_async(fn),
+                for_each=for_each,
             )
         )
         return self
@@ -165,6 +185,10 @@ class WorkflowDAG:
             if step.id in seen:
                 problems.append(Problem("duplicate_id", f"a second step '{step.id}'", path))
             seen.add(step.id)
+            of, item = split_name(step.id)
+            if item is not None and of in index and self._steps[index[of]].for_each is not None:
+                message = f"step '{step.id}' has the name of an item of step '{of}'"
+                problems.append(Problem("duplicate_id", message, path))
             for name in step.depends_on:
                 if name == step.id:
                     message = f"step '{name}' depends on itself"
@@ -189,11 +213,17 @@ class WorkflowDAG:
 
     def _calls(self) -> _StepCalls:
         if self._step_calls is None:
-            self._step_calls = _StepCalls({step.id: _StepCall(step) for step in self._steps})
+            mapped = self._mapped()
+            calls = {step.id: _StepCall(step, mapped) for step in self._steps}
+            self._step_calls = _StepCalls(calls)
         return self._step_calls
+
+    def _mapped(self) -> tuple[int, ...]:
+        return tuple(i for i, step in enumerate(self._steps) if step.for_each is not None)
 
     def _compile(self, policy: OnFailure) -> Graph:
         parents = self._parents()
+        mapped = self._mapped()
         children = children_of(parents)
         nodes = tuple(
             NodeSpec(
@@ -201,7 +231,7 @@ class WorkflowDAG:
                 id=step.id,
                 handler=step.id,
                 config=_NO_CONFIG,
-                condition=None if step.condition is None else _condition(step.condition),
+                condition=None if step.condition is None else _condition(step.condition, mapped),
                 parents=parents[i],
                 children=tuple(children[i]),
                 timeout_seconds=step.timeout_seconds,
@@ -211,6 +241,7 @@ class WorkflowDAG:
                 resource_tag=step.resource_tag,
                 at_most_once=False,
                 allow_failure=step.allow_failure,
+                for_each=None if step.for_each is None else _map_spec(step.for_each, mapped),
             )
             for i, step in enumerate(self._steps)
         )
@@ -447,22 +478,30 @@ class _StepCalls:
         self._steps = steps
 
     def open(self, task: Task, report: Report, on_lines: OnLines) -> _StepCall:
-        return self._steps[task.node_id]
+        item = task.item_index
+        return self._steps[task.node_id if item is None else split_name(task.node_id)[0]]
 
 
 class _StepCall:
     """Calls one step; the run comes with the task."""
 
-    __slots__ = ("_fn", "_id", "is_async")
+    __slots__ = ("_fn", "_id", "_mapped", "is_async")
     is_logged = False
 
-    def __init__(self, step: _Step) -> None:
+    def __init__(self, step: _Step, mapped: tuple[int, ...]) -> None:
         self._id = step.id
+        self._mapped = mapped
         self._fn = step.fn
         self.is_async = step.is_async
 
     def begin(self, task: Task) -> Any:
-        return self._fn(task.params.copy())  # type: ignore[union-attr]  # in this process
+        if not self._mapped:
+            return self._fn(task.params.copy())  # type: ignore[union-attr]  # in this process
+        assert isinstance(task.source, Dispatch)  # noqa: S101 - in this process
+        ctx = _context(task.source.run, self._mapped)
+        if task.item_index is not None:
+            ctx |= {"item": task.item, "index": task.item_index}
+        return self._fn(ctx)
 
     def cancel(self) -> None:
         """A step has no cancel event: an async step is cancelled, a thread runs on."""
@@ -474,7 +513,8 @@ class _StepCall:
         """There is none."""
 
     def seal(self, task: Task, output: Any) -> Any:
-        task.params["step_outputs"][self._id] = output  # type: ignore[index]
+        if task.item_index is None:
+            task.params["step_outputs"][self._id] = output  # type: ignore[index]
         return output
 
     def caching(self, task: Task) -> None:
@@ -484,16 +524,38 @@ class _StepCall:
         return describe(error)
 
 
-def _condition(predicate: Predicate) -> Callable[[Scope], bool]:
+def _context(run: RunState, mapped: Iterable[int]) -> dict[str, Any]:
+    """The ctx of a step, with the lists of the mapped steps that are completed."""
+    for index in mapped:
+        if run.nodes[index].status is COMPLETED:
+            run.params["step_outputs"][run.graph.nodes[index].id] = run.nodes[index].output
+    return run.params.copy()
+
+
+def _condition(predicate: Predicate, mapped: tuple[int, ...]) -> Callable[[Scope], bool]:
     # Read the run directly: by name, a step called "params" would hide the params.
     def holds(run: Any) -> bool:
-        try:
-            return bool(predicate(dict(run.params)))
-        except BaseException as error:  # raised by the condition's own code: the step fails
-            data = describe(error)
-            raise TemplateError(f"raised {data['type']}: {data['message']}") from error
+        return bool(_called(predicate, _context(run, mapped)))
 
     return holds
+
+
+def _map_spec(items: Items, mapped: tuple[int, ...]) -> MapSpec:
+    def listed(run: Any) -> Any:
+        values = _called(items, _context(run, mapped))
+        is_many = isinstance(values, Iterable) and not isinstance(values, str | bytes | Mapping)
+        return list(values) if is_many else values
+
+    return MapSpec(listed)
+
+
+def _called(fn: Callable[[dict[str, Any]], T], ctx: dict[str, Any]) -> T:
+    """What the function returns. If its own code raises, the step fails."""
+    try:
+        return fn(ctx)
+    except BaseException as error:
+        data = describe(error)
+        raise TemplateError(f"raised {data['type']}: {data['message']}") from error
 
 
 def _step_result(node: NodeState) -> StepResult:

@@ -126,8 +126,11 @@ async def read(store: Store, run_id: str, count: int, after: int = 0) -> list[Ev
 def plain(run: RunState) -> dict[str, Any]:
     """A snapshot without nonces."""
     snapshot = run.snapshot()
-    for node in snapshot["nodes"]:
+    nodes: list[dict[str, Any]] = snapshot["nodes"]
+    items = [item for node in nodes if node["items"] for item in node["items"]["out"].values()]
+    for node in (*nodes, *items):
         node["token"], node["answered"] = node["token"][:2], node["answered"][:2]
+    for node in nodes:
         if node["status"] is not NodeStatus.PENDING:
             del node["waiting"], node["fed"]  # of no meaning once a node was ready
         for item in (node["items"] or {"out": {}})["out"].values():

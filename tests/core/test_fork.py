@@ -309,7 +309,7 @@ ASKED: dict[str, Callable[[bool, Any], bool]] = {
     CONDITIONS[4]: lambda done, output: output["sum"] % 2 == 0,
     CONDITIONS[5]: lambda done, output: False,
 }
-"""What each condition says of a parent that is done or was skipped; the last fails of a done one."""
+"""What each condition says of a parent that is done or was skipped. The last one fails if done."""
 
 
 def expected(

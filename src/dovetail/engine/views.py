@@ -11,8 +11,9 @@ from dovetail.core.attempts import Attempt
 from dovetail.core.dag import Graph, NodeSpec
 from dovetail.core.errors import Problem
 from dovetail.core.events import TRACEBACK, Event
+from dovetail.core.items import MapState, item_name, split_name
 from dovetail.core.run import NodeState, Phase, RunState
-from dovetail.core.states import NodeStatus, RunStatus
+from dovetail.core.states import FINISHED, NodeStatus, Reason, RunStatus
 
 FIRST_SECOND = -62_135_596_800.0  # of the year 1
 LAST_SECOND = 253_402_300_799.0  # of the year 9999
@@ -110,6 +111,41 @@ def _node_view(
         "duration": _duration(node.started_at, node.finished_at),
         "worker": node.worker,
         "output": node.output,
+        "items": item_counts(spec, node),
+    }
+
+
+def item_counts(spec: NodeSpec, node: NodeState) -> dict[str, int] | None:
+    """How many items of a mapped node are in which state; None while there is no list, and for any
+    other node."""
+    if node.items is not None:
+        return node.items.counts(node.status in FINISHED)
+    if spec.for_each is None or node.status is not NodeStatus.COMPLETED:
+        return None
+    # Reused by a fork: of its items only the outputs are known.
+    total = len(node.output) if isinstance(node.output, list) else 0
+    return {**MapState(0).counts(is_over=True), "total": total, "completed": total}
+
+
+def item_view(run: RunState, place: int, item: int) -> dict[str, Any]:
+    """An item as `GET /runs/<id>/nodes/<node>/items` answers."""
+    node = run.nodes[place]
+    state = run.node(item_name(run.graph.nodes[place].id, item))
+    status, reason = state.status, state.reason
+    if status is NodeStatus.PENDING and node.status in FINISHED:  # it was never begun
+        status = NodeStatus.CANCELLED
+        too_many = node.status is NodeStatus.FAILED
+        reason = Reason.TOO_MANY_FAILURES if too_many else node.reason
+    return {
+        "index": item,
+        "status": status.value,
+        "attempt": state.attempt,
+        "worker": state.worker,
+        "started_at": timestamp(state.started_at),
+        "finished_at": timestamp(state.finished_at),
+        "reason": None if reason is None else reason.value,
+        "error": state.error,
+        "output": state.output,
     }
 
 
@@ -204,8 +240,10 @@ def event_view(event: Event) -> dict[str, Any]:
         "epoch": event.epoch,
     }
     if event.node is not None:
-        view["node"] = event.node
+        view["node"], item = split_name(event.node)
         view["attempt"] = event.attempt
+        if item is not None:
+            view["item"] = item
     for name, value in (event.data or {}).items():
         if name != TRACEBACK:
             view[name] = timestamp(value) if name == "until" else value

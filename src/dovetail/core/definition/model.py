@@ -96,6 +96,9 @@ def _for_editors(schema: dict[str, Any]) -> None:
             field.update(choices[0], type=[choices[0]["type"], "null"])
         else:
             field["anyOf"] = choices
+    if "for_each" in schema["properties"]:
+        short = [{"type": "string"}, {"type": "array", "maxItems": MAX_ITEMS}]
+        schema["properties"]["for_each"]["anyOf"][:0] = short
     if "dependencies" in schema["properties"]:
         alias = dict(schema["properties"]["dependencies"])
         alias.pop("default", None)  # a generated client would send it, beside `dependencies`

@@ -23,6 +23,7 @@ from dovetail.core.definition.model import (
     MAX_SECONDS,
     Cache,
     Defaults,
+    ForEach,
     Node,
     RetrySettings,
     Workflow,
@@ -31,7 +32,14 @@ from dovetail.core.definition.params import schema_findings
 from dovetail.core.definition.source import MAX_TEXT_BYTES, MAX_TEXT_DEPTH, Source, gc_paused
 from dovetail.core.errors import Finding, Path, Problem, Suggester, format_path, one_line, shown
 from dovetail.core.redaction import KnowsSecretFields, misplaced
-from dovetail.core.templates import MAX_TEMPLATE_SIZE, ROOTS, Read, TemplateRefused
+from dovetail.core.templates import (
+    MAX_TEMPLATE_SIZE,
+    ROOTS,
+    Read,
+    TemplateRefused,
+    keys_read,
+    parse_template,
+)
 from dovetail.core.templates.template_index import TemplateIndex
 from dovetail.core.values import faults, is_json, plain
 
@@ -71,7 +79,7 @@ class RawNode:
         self._listed = "dependencies" if raw.get("dependencies") is not None else "depends_on"
         names = raw.get(self._listed)
         self.dependencies: list[Any] = names if isinstance(names, list) else []
-        """As they are listed; the model reports those that are no text."""
+        """As they are listed; the model reports entries that are no text."""
 
     @property
     def path(self) -> Path:
@@ -83,6 +91,18 @@ class RawNode:
     @property
     def has_condition(self) -> bool:
         return self.condition is not None and self.condition is not True
+
+    @property
+    def for_each(self) -> tuple[Path, Any]:
+        """Where the items of a mapped node are, and what is there; None for any other node."""
+        given = self.raw.get("for_each")
+        if isinstance(given, dict):
+            return (*self.path, "for_each", "items"), given.get("items")
+        return (*self.path, "for_each"), given
+
+    @property
+    def is_mapped(self) -> bool:
+        return self.raw.get("for_each") is not None
 
     @property
     def allows_failure(self) -> bool:
@@ -309,6 +329,7 @@ _PARTS: dict[str, type[BaseModel]] = {
     "defaults": Defaults,
     "retry": RetrySettings,
     "cache": Cache,
+    "for_each": ForEach,
 }
 _MODELS: tuple[type[BaseModel], ...] = (Workflow, *_PARTS.values())
 _FIELDS = {part: dict.fromkeys(part.model_fields) for part in _MODELS}
@@ -526,7 +547,7 @@ def handlers(facts: DefinitionFacts) -> Iterator[Finding]:
     for node in facts.nodes:
         if node.handler and node.handler not in known:
             hint = facts.suggester.did_you_mean(node.handler, candidates)
-            hint = hint or "; `dovetail handlers` lists those that are known"
+            hint = hint or "; `dovetail handlers` lists the known handlers"
             message = f"there is no handler {shown(node.handler)}{hint}"
             yield Finding("unknown_handler", message, (*node.path, "handler"))
 
@@ -566,7 +587,7 @@ def params_schema(facts: DefinitionFacts) -> Iterator[Finding]:
 
 
 def templates(facts: DefinitionFacts) -> Iterator[Finding]:
-    """Whether each template in configs and conditions is well formed and reads only ancestors."""
+    """Whether each template is well formed and reads only ancestors."""
     limits = facts.limits
     survey = TemplateIndex(limits.max_template_bytes)
     found = []
@@ -595,12 +616,55 @@ def templates(facts: DefinitionFacts) -> Iterator[Finding]:
         if isinstance(outcome, TemplateRefused):
             yield Finding(outcome.code, outcome.message, path)
             continue
-        for code, message in _misread(facts, index, outcome):
+        node, field = facts.nodes[index], path[2]
+        own = ITEM_NAMES if node.is_mapped and field == "config" else ()
+        for code, message in _misread(facts, index, outcome, own):
             yield Finding(code, message, path)
-        if any(read.name == "secrets" for read in outcome):
+        for message in _misread_lists(facts, text, outcome, own):
+            yield Finding("template_unknown_key", message, path)
+        if field == "for_each":
+            yield from _wrong_list(node, path, text, outcome)
+        elif any(read.name == "secrets" for read in outcome):
             why = _secret_misplaced(facts, facts.nodes[index], path)
             if why is not None:
                 yield Finding("template_forbidden", why, path)
+
+
+def _wrong_list(node: RawNode, path: Path, text: str, reads: tuple[Read, ...]) -> Iterator[Finding]:
+    """Why this text cannot give the items of a mapped node, or one of them."""
+    if any(read.name == "secrets" for read in reads):
+        message = "for_each may not read secrets: a list is made where no secret is known"
+        yield Finding("template_forbidden", message, path)
+    elif node.for_each == (path, text):
+        template = parse_template(text.strip())
+        if template is None or not template.whole:
+            message = "for_each is one expression that gives a list, or a list; write it inside "
+            yield Finding("template_syntax", message + "{{ }}: {{ fetch.json.items }}", path)
+
+
+def _misread_lists(
+    facts: DefinitionFacts, text: str, reads: tuple[Read, ...], own: Container[str]
+) -> Iterator[str]:
+    """Keys that a template reads of the output of a mapped node, which is a list."""
+    mapped = {
+        read.name
+        for read in reads
+        if read.name not in own
+        and (other := facts.by_id.get(read.name)) is not None
+        and facts.nodes[other].is_mapped
+    }
+    if not mapped:
+        return
+    for name, keys in dict.fromkeys(keys_read(text)):
+        key = keys.removeprefix("output.")
+        if name in mapped and key and key not in _OF_EVERY_NODE:
+            yield (
+                f"{shown(name)} has for_each: its output is a list, and has no key {shown(key)}; "
+                f"write {{{{ {name} | map(attribute='{key}') }}}}"
+            )
+
+
+_OF_EVERY_NODE = frozenset({"output", "status", "error", "error.type", "error.message"})
 
 
 def _secret_misplaced(facts: DefinitionFacts, node: RawNode, path: Path) -> str | None:
@@ -621,7 +685,7 @@ def _too_much(survey: TemplateIndex, limits: DefinitionLimits) -> str | None:
     if survey.parsed_words > limits.max_parsed_words:
         return (
             f"the templates have more than {limits.max_parsed_words:,} words and signs, "
-            "not counting those that differ in names, numbers and quoted texts only"
+            "not counting templates that differ in names, numbers and quoted texts only"
         )
     return None
 
@@ -630,9 +694,14 @@ def _texts(node: RawNode) -> Iterator[tuple[Path, str, bool]]:
     """All texts that may be templates, in order, each with whether it is a condition."""
     if isinstance(node.condition, str):
         yield (*node.path, "condition"), node.condition, True
+    path, items = node.for_each
     stack: list[tuple[Path, Iterator[tuple[Any, Any]]]] = []
     if node.config:
         stack.append(((*node.path, "config"), iter(node.config.items())))
+    if isinstance(items, str):
+        yield path, items, False
+    elif isinstance(items, list):
+        stack.append((path, iter(enumerate(items))))
     while stack:
         path, rest = stack[-1]
         for step, value in rest:
@@ -649,16 +718,24 @@ def _texts(node: RawNode) -> Iterator[tuple[Path, str, bool]]:
             stack.pop()
 
 
+ITEM_NAMES = ("item", "index")
+"""What the config of a mapped node reads beside nodes."""
+
+
 def _misread(
-    facts: DefinitionFacts, index: int, reads: tuple[Read, ...]
+    facts: DefinitionFacts, index: int, reads: tuple[Read, ...], own: Container[str]
 ) -> Iterator[tuple[str, str]]:
-    """The names that a template of the node at `index` may not read, or not like this."""
+    """The names that a template of the node at `index` may not read, or not like this. `own` are
+    the names that exist only here."""
     unguarded = {read.name for read in reads if not read.guarded}
     for name in dict.fromkeys(read.name for read in reads):
-        if name in ROOTS:
+        if name in ROOTS or name in own:
             continue
         other = facts.by_id.get(name)
-        if other is None:
+        if other is None and name in ITEM_NAMES:
+            message = f"there is no node {shown(name)} to read; `item` and `index` exist only in "
+            yield "template_unknown_node", message + "the config of a node with for_each"
+        elif other is None:
             hint = facts.suggester.did_you_mean(name, facts.readable)
             yield "template_unknown_node", f"there is no node {shown(name)} to read{hint}"
         elif other == index:
@@ -671,7 +748,8 @@ def _misread(
             message = f"{shown(name)} has a condition, and reads as none if it was skipped"
             yield "template_may_be_skipped", f"{message}; say what then: | default(…)"
         elif name in unguarded and facts.nodes[other].allows_failure:
-            message = f"{shown(name)} has allow_failure, and reads as none if it failed"
+            message = f"{shown(name)} has allow_failure: if it fails, its keys read as none, else "
+            message += "its error"
             yield "template_may_be_skipped", f"{message}; say what then: | default(…)"
 
 

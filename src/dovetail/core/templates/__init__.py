@@ -16,14 +16,21 @@ work, `template_index` checks the templates of a whole definition.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from dovetail.core.errors import TemplateError, TemplateForbidden, TooLarge, format_path
 from dovetail.core.redaction import PLAIN_BESIDE, PLAIN_ONLY, SecretFields, misplaced
-from dovetail.core.templates.compiler import Expression, Read, compile_expression, dotted_path
+from dovetail.core.templates.compiler import (
+    Expression,
+    Read,
+    compile_expression,
+    dotted_path,
+    paths_read,
+)
 from dovetail.core.templates.grammar import Span, TemplateRefused, cut, place, too_deep
 from dovetail.core.templates.operations import (
     NOTHING,
@@ -53,6 +60,7 @@ __all__ = [
     "TemplateRefused",
     "compile_config",
     "compile_list",
+    "keys_read",
     "parse_condition",
     "parse_template",
     "render_deferred",
@@ -198,6 +206,15 @@ def _parse(text: str) -> Template:
 
 
 _parse_cached = lru_cache(_CACHED)(_parse)
+
+
+def keys_read(text: str) -> Iterator[tuple[str, str]]:
+    """The names that a valid template reads, each with its fixed keys: `a.b.c` as a and b.c."""
+    for span in cut(text):
+        if isinstance(span, Span):
+            for path in paths_read(span):
+                keys = takewhile(lambda step: isinstance(step, str), path.steps)
+                yield path.root, ".".join(map(str, keys))
 
 
 class Condition:

@@ -107,6 +107,8 @@ class Compiler:
 
     def __init__(self) -> None:
         self.reads: list[Read] = []
+        self.paths: list[Path] = []
+        """The same reads, with their steps."""
         self.secret_at: int | None = None
         """The offset where it first does more with a secret than name it."""
         self._guarded = False  # inside `default(…)` or a test
@@ -160,6 +162,7 @@ class Compiler:
             self.secret_at = offset
         guarded = self._guarded or path.root in self._guarded_names
         self.reads.append(Read(path.root, guarded or path.steps[:1] == ("status",)))
+        self.paths.append(path)
         return lambda frame: path.read(frame.get)
 
     def _item(self, node: nodes.Getitem, depth: int) -> Evaluate:
@@ -617,6 +620,17 @@ def compile_expression(span: Span) -> Expression:
         secret=secret,
         secret_at=compiler.secret_at,
     )
+
+
+def paths_read(span: Span) -> list[Path]:
+    """The names that an expression reads, each with the fixed steps from it. Raises
+    `TemplateRefused`."""
+    path = _plain_path(span.tokens)
+    if path is not None:
+        return [path]
+    compiler = Compiler()
+    compiler.value(parse(span), MAX_DEPTH)
+    return compiler.paths
 
 
 # Most templates: `{{ node.key }}`, without leading underscores.

@@ -32,9 +32,10 @@ import orjson
 from dovetail.core.audit.replay import JournalEntry, UnreadableJournal, is_taken, replay
 from dovetail.core.caching import entries
 from dovetail.core.dag import Graph
-from dovetail.core.effects import outstanding
+from dovetail.core.effects import outstanding, stops
 from dovetail.core.errors import BrokenRun, Conflict, NotFound, StoreError, StoreLost, one_line
 from dovetail.core.events import Event, Token
+from dovetail.core.items import split_name
 from dovetail.core.node_logs import LogChunk
 from dovetail.core.outputs import OutputReference, ReadBudget
 from dovetail.core.run import RunState
@@ -75,6 +76,7 @@ from dovetail.stores.sqlite.writer import (
     decoded,
     piece,
     projected,
+    refer_to_lists,
     thinned,
     write_batch,
 )
@@ -722,6 +724,7 @@ class SqliteStore:
             await asyncio.sleep(0)
         if not run.seq:
             raise self._unreadable(run.id, UnreadableJournal("its log is empty"))
+        refer_to_lists(run)
         if is_large and room is not None and run.finished:
             while len(self._large) >= MAX_LARGE_RUNS:
                 del self._large[next(iter(self._large))]
@@ -732,11 +735,18 @@ class SqliteStore:
         def read(reader: sqlite3.Connection) -> list[bytes]:
             found = []
             for one in wanted:
-                row, offset = one.where
-                with reader.blobopen("journal", "entries", row, readonly=True) as blob:
-                    blob.seek(offset)
-                    found.append(blob.read(one.size))
+                if type(one.where) is list:  # the outputs of items
+                    parts = (p if type(p) is bytes else read_one(reader, p) for p in one.where)
+                    found.append(b"[" + b",".join(parts) + b"]")
+                else:
+                    found.append(read_one(reader, one))
             return found
+
+        def read_one(reader: sqlite3.Connection, one: OutputReference) -> bytes:
+            row, offset = one.where
+            with reader.blobopen("journal", "entries", row, readonly=True) as blob:
+                blob.seek(offset)
+                return bytes(blob.read(one.size))
 
         try:
             return self._reading(read)
@@ -1109,12 +1119,14 @@ def _newest(run: RunState) -> float:
     times = [run.created_at]
     for node in run.nodes:
         times += [at for at in (node.started_at, node.finished_at) if at is not None]
+        if node.items is not None:
+            times += [end.finished_at for end in node.items.ended.values()]
+            times += [one.started_at for one in node.items.out.values() if one.started_at]
     return max(times)
 
 
 def _running(run: RunState) -> set[tuple[str, Token]]:
-    specs = zip(run.graph.nodes, run.nodes, strict=True)
-    return {(spec.id, node.token) for spec, node in specs if node.status is RUNNING}
+    return {(stop.node, stop.token) for stop in stops(run, range(len(run.nodes)))}
 
 
 MAX_CALLERS = 10_000
@@ -1140,7 +1152,7 @@ class InstrumentedSqliteStore(SqliteStore):
     async def create(self, submit: Submit, now: float) -> Decision:
         self._note_caller([submit])
         decision = await super().create(submit, now)
-        self._pass_on(submit.run_id, submit.graph, decision.events, ended=decision.ended)
+        self._pass_on(submit.run_id, submit.graph, submit.version, decision)
         return decision
 
     async def create_batch(
@@ -1149,7 +1161,7 @@ class InstrumentedSqliteStore(SqliteStore):
         self._note_caller(submits)
         decisions = await super().create_batch(batch_id, submits, key, now)
         for submit, made in zip(submits, decisions, strict=True):
-            self._pass_on(submit.run_id, submit.graph, made.events, ended=made.ended)
+            self._pass_on(submit.run_id, submit.graph, submit.version, made)
         return decisions
 
     def caller_of(self, run_id: str) -> str | None:
@@ -1165,15 +1177,15 @@ class InstrumentedSqliteStore(SqliteStore):
 
     def _written(self, run: RunState, staged: Sequence[Staged]) -> None:
         for one in staged:
-            decision = one.decision
-            self._pass_on(run.id, run.graph, decision.events, ended=decision.ended)
-            status = end_in(decision.events)
+            self._pass_on(run.id, run.graph, run.version, one.decision)
+            status = end_in(one.decision.events)
             if status is not None:
                 self._end(run, status)
 
-    def _pass_on(self, run_id: str, graph: Graph, events: Sequence[Event], *, ended: bool) -> None:
+    def _pass_on(self, run_id: str, graph: Graph, version: int | None, decision: Decision) -> None:
+        events = decision.events
         if events:
-            self._listener.on_events(run_id, graph, events)
+            self._listener.on_events(run_id, graph, events, version)
         for _, at, kind, _, node, _, _ in events:
             if node is None:
                 continue
@@ -1184,9 +1196,11 @@ class InstrumentedSqliteStore(SqliteStore):
             elif kind in ENDS:
                 began = self._started.pop((run_id, node), None)
                 if began is not None and kind in MEASURED:
-                    handler = graph.nodes[graph.index[node]].handler
-                    self._listener.on_duration(handler, at - began)
-        if ended and self._listener.whole_logs:
+                    node_id, item = split_name(node)
+                    spec = graph.nodes[graph.index[node_id]]
+                    if item is not None or spec.for_each is None:  # a mapped node calls no handler
+                        self._listener.on_duration(spec.handler, at - began)
+        if decision.ended and self._listener.whole_logs:
             log = self._log(run_id)
             self._listener.on_run_finished(run_id, graph, log, self._callers.get(run_id))
 

@@ -29,11 +29,12 @@ from dovetail.core.audit.replay import (
     extra_of,
     published,
 )
-from dovetail.core.effects import new_tuple
+from dovetail.core.effects import COMPLETED, new_tuple
 from dovetail.core.errors import BrokenRecord, StoreError
 from dovetail.core.events import Event
 from dovetail.core.node_logs import LogChunk, encode_lines
 from dovetail.core.outputs import OutputReference, ReadBudget
+from dovetail.core.run import RunState
 from dovetail.core.transitions import Complete, Decision, Recall, Submit, Transition
 from dovetail.engine.ports import KeyUsed
 from dovetail.stores.sqlite.file import SqliteFile, statements
@@ -161,6 +162,18 @@ def thinned(
         else:
             entries.append(entry)
     return room
+
+
+def refer_to_lists(run: RunState) -> None:
+    """The output of a mapped node of which some items were left out is left out as a whole."""
+    for node in run.nodes:
+        if node.items is None or node.status is not COMPLETED:
+            continue
+        outputs = node.items.outputs
+        if any(type(output) is OutputReference for output in outputs):
+            parts = [o if type(o) is OutputReference else orjson.dumps(o) for o in outputs]
+            sizes = [p.size if isinstance(p, OutputReference) else len(p) for p in parts]
+            node.output = OutputReference(sum(sizes) + len(sizes) + 1, parts)
 
 
 T = TypeVar("T")
