@@ -12,19 +12,23 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import orjson
+
 from dovetail.core.dag import Graph, build_graph
 from dovetail.core.definition.model import Workflow
+from dovetail.core.items import PLACES
 from dovetail.core.run import Phase, RunState
 from dovetail.core.states import NodeStatus
 from dovetail.core.transitions import Claim, Complete, Dispatch, Stop, Submit, Transition
 from dovetail.engine.distributed.archiver import Archiver, ArchiveWriter, Restorer
 from dovetail.engine.distributed.orchestrator import DistributedOrchestrator
+from dovetail.engine.expansion import expansion
 from dovetail.redis_client.pipelined import PipelinedRedis
 from dovetail.stores.postgres.archive import PostgresArchive
 from dovetail.stores.postgres.pool import PostgresPool
 from dovetail.stores.postgres.records import PostgresRecords
 from dovetail.stores.redis.archive import RedisArchiveQueue, RedisSnapshots
-from dovetail.stores.redis.codec import keys_of, take_counts
+from dovetail.stores.redis.codec import keys_of, split_record, take_counts
 from dovetail.stores.redis.limits import RedisLimits
 from dovetail.stores.redis.store import RedisStore
 from dovetail.stores.redis.timers import RedisTimerIndex
@@ -160,6 +164,16 @@ class World:
             await self.start(run_id, name)
             await self.complete(run_id, name)
 
+    async def expand(self, run_id: str) -> None:
+        """Render the lists that mapped nodes wait for, as a publisher does."""
+        run = await self.load(run_id)
+        lists = [
+            expansion(run, index, node.token)[0]
+            for index, node in enumerate(run.nodes)
+            if node.phase is Phase.EXPANDING
+        ]
+        await self.orchestrator.apply(lists)
+
     async def finish(self, run_id: str) -> RunState:
         """Work on whatever is offered, and do every duty, until the run has ended."""
         for _ in range(50):
@@ -173,8 +187,9 @@ class World:
                 self.orchestrator.sweep,
             ):
                 await duty()
+            await self.expand(run_id)
             offered, self.outbox.offered = self.outbox.offered, []
-            names = {d.run.graph.nodes[d.node_index].id for d in offered if d.run.id == run_id}
+            names = {d.name for d in offered if d.run.id == run_id}
             run = await self.load(run_id)
             ready = [n for n in names if run.node(n).phase is Phase.PUBLISHED]
             await self.start(run_id, *ready)
@@ -188,12 +203,22 @@ class World:
 
     async def raw(self, run_id: str) -> dict[str, Any]:
         """Everything that Redis has of a run, and the archive keeps too."""
-        meta, nodes, _, out, ends, events, _ = keys_of(run_id)
+        meta, nodes, _, out, ends, events, _, maps, items, _ = keys_of(run_id)
         flat = await asyncio.gather(
-            *(self.pipe.call("HGETALL", k) for k in (meta, nodes, out, ends))
+            *(self.pipe.call("HGETALL", k) for k in (meta, nodes, out, ends, maps, items))
         )
         hashes = [dict(zip(found[::2], found[1::2], strict=True)) for found in flat]
         hashes[0] |= take_counts(hashes[1])
+        for place, record in hashes.pop().items():
+            head, output = split_record(record)
+            hashes[1][place] = head
+            if output is not None:
+                hashes[2][place] = output
+        own = hashes.pop()
+        counts = {int(k): v.decode() for k, v in own.items() if int(k) < PLACES}
+        hashes[1] |= {k: v for k, v in own.items() if int(k) >= PLACES}
+        if counts:
+            hashes[0][b"maps"] = orjson.dumps({str(k): v for k, v in counts.items()})
         return {
             "meta": {k.decode(): v.decode() for k, v in hashes[0].items() if k != b"generation"},
             "nodes": {int(k): v.decode() for k, v in hashes[1].items()},

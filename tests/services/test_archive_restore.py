@@ -138,7 +138,65 @@ async def weighed(world: World) -> str:
     return submit.run_id
 
 
+def with_map(**fields: Any) -> dict[str, dict[str, Any]]:
+    each = {"items": [1, 2, 3, 4, 5, 6], "max_concurrency": 4, "max_failures": 2, **fields}
+    return {"a": {"for_each": each, "max_retries": 1}, "b": {}, "c": {"dependencies": ["a", "b"]}}
+
+
+async def mapped(world: World) -> str:
+    """Some items completed, one failed, one backs off, one runs, one is published, one waits."""
+    run_id = await world.begin(graph(with_map()))
+    await world.expand(run_id)
+    await world.do(run_id, "a[0]", "a[2]")
+    await world.start(run_id, "a[1]", "a[3]", "a[4]")
+    error = {"type": "x", "message": "y"}
+    for name, permanent in (("a[1]", True), ("a[3]", False)):
+        token = (await world.load(run_id)).node(name).token
+        move = Fail(run_id, name, token, error, permanent=permanent)
+        await world.orchestrator.apply([move])
+    return run_id
+
+
+async def expanding(world: World) -> str:
+    return await world.begin(graph(with_map()))
+
+
+async def held_items(world: World) -> str:
+    run_id = await world.begin(graph(with_map(), max_concurrency=2))
+    await world.do(run_id, "b")
+    await world.expand(run_id)
+    await world.start(run_id, "a[0]")
+    return run_id
+
+
+async def mapped_and_retried(world: World) -> str:
+    """What had failed, and what was cancelled, waits again; what was archived of it is gone."""
+    run_id = await mapped(world)
+    await world.hints.moved([run_id])
+    await world.archiver.archive_what_moved()
+    await world.orchestrator.apply([Cancel(run_id)])
+    await world.hints.moved([run_id])
+    await world.archiver.archive_what_moved()
+    await world.orchestrator.apply([Retry(run_id)])
+    await world.expand(run_id)
+    await world.do(run_id, "a[1]")
+    return run_id
+
+
+async def mapped_and_weighed(world: World) -> str:
+    submit = (await world.accept(graph(with_map())))._replace(max_bytes=200)
+    await world.orchestrator.submit(submit)
+    await world.expand(submit.run_id)
+    await world.do(submit.run_id, "a[0]", "a[1]", "b")
+    return submit.run_id
+
+
 STATES = [
+    mapped,
+    expanding,
+    held_items,
+    mapped_and_retried,
+    mapped_and_weighed,
     weighed,
     queued,
     half_done,
@@ -167,7 +225,12 @@ class TestARunThatRedisLost:
         assert snapshot is not None
         await world.snapshots.put_back(snapshot, 0.0)
         after = (await world.load(run_id)).snapshot()
-        for node, was in zip(after["nodes"], before["nodes"], strict=True):
+        pairs = [*zip(after["nodes"], before["nodes"], strict=True)]
+        for node, was in [*pairs]:
+            items, had = node["items"], was["items"]
+            if items is not None:
+                pairs += [(state, had["out"][item]) for item, state in items["out"].items()]
+        for node, was in pairs:
             if node["phase"] is Phase.PUBLISHED:
                 assert node["token"][:2] == was["token"][:2]
                 assert node["token"] != was["token"], "who had it may run it already"
@@ -175,6 +238,7 @@ class TestARunThatRedisLost:
         assert after == before
         again = await world.raw(run_id)
         assert {**again, "nodes": None} == {**raw, "nodes": None}
+        assert again["nodes"].keys() == raw["nodes"].keys()
 
     async def test_is_restored_and_completed_by_the_regular_duties(
         self, world: World, make: Make
