@@ -15,12 +15,14 @@ from typing import Any, get_args
 
 import pytest
 
+from dovetail.core.dag import Graph
 from dovetail.core.events import Token
 from dovetail.core.run import RunState
 from dovetail.core.transitions import (
     Cancel,
     Claim,
     Complete,
+    Expand,
     Fail,
     Park,
     Progress,
@@ -82,6 +84,42 @@ STORY: list[tuple[Make, str, float]] = [
 ]
 
 
+MAPPED = graph(
+    {"a": [], "b": ["a"]},
+    max_concurrency=2,
+    a={"for_each": {"items": [1, 2, 3, 4], "max_failures": 1, "max_concurrency": 3}},
+    b={"condition": "{{ a | length == 4 }}"},
+)
+STORY_OF_ITEMS: list[tuple[Make, str, float]] = [
+    (lambda run, name, token, now: Expand(run, name, token, 4), "a", 0.0),
+    (lambda run, name, token, now: Claim(run, name, token, "w", now + LEASE), "a[0]", 0.0),
+    (lambda run, name, token, now: Renew(run, name, token, now + LEASE), "a[0]", 1.0),
+    (lambda run, name, token, now: Park(run, name, token, now + 3.0), "a[1]", 1.0),
+    (lambda run, name, token, now: Wake(run, name, token), "a[1]", 5.0),
+    (lambda run, name, token, now: Reap(run, name, token, 3), "a[0]", 30.0),
+    (lambda run, name, token, now: Claim(run, name, token, "w", now + LEASE), "a[2]", 1.0),
+    (lambda run, name, token, now: Complete(run, name, token, {"x": 3}), "a[2]", 1.0),
+    (lambda run, name, token, now: Recall(run, name, token, {"x": 4}), "a[0]", 1.0),
+    (lambda run, name, token, now: Claim(run, name, token, "w", now + LEASE), "a[1]", 1.0),
+    (
+        lambda run, name, token, now: Fail(run, name, token, error_of(name), permanent=True),
+        "a[1]",
+        1.0,
+    ),
+    (lambda run, name, token, now: Cancel(run), "a", 1.0),
+    (lambda run, name, token, now: Retry(run), "a", 1.0),
+    (lambda run, name, token, now: Expand(run, name, token, 4), "a", 1.0),
+    (lambda run, name, token, now: Claim(run, name, token, "w", now + LEASE), "a[3]", 1.0),
+    (lambda run, name, token, now: TakeOver(run, 3), "a", 1.0),
+    (lambda run, name, token, now: Recall(run, name, token, {"x": 4}), "a[3]", 1.0),
+    (lambda run, name, token, now: Claim(run, name, token, "w", now + LEASE), "a[1]", 1.0),
+    (lambda run, name, token, now: Complete(run, name, token, {"x": 3}), "a[1]", 1.0),
+    (lambda run, name, token, now: Recall(run, name, token, {"x": 5}), "b", 1.0),
+    (lambda run, name, token, now: Retry(run, "a"), "a", 1.0),
+]
+STORIES = [(GRAPH, STORY), (MAPPED, STORY_OF_ITEMS)]
+
+
 class Forgetful(Proxy):
     """Loses so many of the next answers. Whole: the command was executed, unknown to the caller."""
 
@@ -103,12 +141,17 @@ async def behind_a_proxy(url: str) -> AsyncIterator[tuple[RedisStore, Forgetful]
 
 
 async def live(
-    store: RedisStore, trouble: Callable[[], Awaitable[None]], *, heard: bool
+    store: RedisStore,
+    trouble: Callable[[], Awaitable[None]],
+    *,
+    heard: bool,
+    told: tuple[Graph, list[tuple[Make, str, float]]] = (GRAPH, STORY),
 ) -> RunState:
     """The story, with trouble before every step of it; the run as the core has it in the end."""
-    twins = Twins([store], GRAPH, in_silence)
+    flow, story = told
+    twins = Twins([store], flow, in_silence)
     await twins.begin()
-    for make, name, wait in STORY:
+    for make, name, wait in story:
         await trouble()
         token = twins.core.node(name).token
         move = make(twins.id, name, token, twins.now + wait)
@@ -119,18 +162,20 @@ async def live(
 
 
 async def test_the_scenario_contains_every_transition(redis_url: str) -> None:
-    reported = {type(make("r", "a", Token(1, 1, 1), 0.0)) for make, _, _ in STORY}
+    moves = [*STORY, *STORY_OF_ITEMS]
+    reported = {type(make("r", "a", Token(1, 1, 1), 0.0)) for make, _, _ in moves}
     assert reported == {*get_args(Transition)} - {Progress}  # which is an event and nothing else
 
 
-async def test_a_transition_whose_reply_was_lost_is_applied_once(redis_url: str) -> None:
+@pytest.mark.parametrize("told", STORIES, ids=["nodes", "items"])
+async def test_a_transition_whose_reply_was_lost_is_applied_once(redis_url: str, told: Any) -> None:
     async with behind_a_proxy(redis_url) as (store, proxy):
 
         async def lose() -> None:
             proxy.losing = 1
 
-        await live(store, lose, heard=False)
-        assert proxy.lost == len(STORY)
+        await live(store, lose, heard=False, told=told)
+        assert proxy.lost == len(told[1])
 
 
 async def test_a_run_whose_creation_reply_was_lost_is_created_once(redis_url: str) -> None:

@@ -46,7 +46,7 @@ async def test_in_a_batch_the_outputs_beyond_the_limit_fail_their_nodes(
 async def test_an_output_above_the_limit_of_its_run_is_not_cached(store: Store) -> None:
     run_id = new_run_id()
     submit = Submit(run_id, graph({"a": []}), {}, max_bytes=5)
-    ((_, _, token),) = (await store.create(submit, T)).dispatch
+    ((_, _, token, _),) = (await store.create(submit, T)).dispatch
     key = new_run_id()
     done = Complete(run_id, "a", token, "too long", (key, 60.0))
     await store.apply([Claim(run_id, "a", token, "w", T + 10), done], T)
@@ -58,7 +58,7 @@ async def test_a_run_in_redis_from_an_earlier_version_continues_without_a_limit(
     async with STORES["redis"](1) as (store,):
         assert isinstance(store, RedisStore)
         run_id = new_run_id()
-        ((_, _, token),) = (await store.create(Submit(run_id, graph({"a": []}), {}), T)).dispatch
+        ((_, _, token, _),) = (await store.create(Submit(run_id, graph({"a": []}), {}), T)).dispatch
         assert await store._redis.call("HGET", keys_of(run_id)[1], "counts") == b"1|1|1"
         limited = RedisStore(store._redis, max_run_bytes=1)
         done = Complete(run_id, "a", token, "anything")
