@@ -12,7 +12,7 @@ from itertools import count, cycle
 from typing import Any
 
 from dovetail.core.dag import Graph
-from dovetail.core.events import NO_TOKEN, Event, Token
+from dovetail.core.events import NO_START, NO_TOKEN, Event, Token
 from dovetail.core.step import begin, step
 from dovetail.core.transitions import Complete, Decision, Submit, Transition
 from dovetail.engine.ports import Store
@@ -127,7 +127,8 @@ class Twins:
         assert plain(run) == plain(self.core)
         nodes = zip((spec.id for spec in self.graph.nodes), run.nodes, strict=True)
         for name, node in (*nodes, *startable(run)):
-            self._theirs[name, node.token.epoch, node.token.attempt] = node.token
+            if node.token.nonce != NO_START:  # no message has such a token
+                self._theirs[name, node.token.epoch, node.token.attempt] = node.token
         self.meaning.learn(self.core)
 
     def _known(self, move: Any) -> bool:
