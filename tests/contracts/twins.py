@@ -127,7 +127,7 @@ class Twins:
         assert plain(run) == plain(self.core)
         nodes = zip((spec.id for spec in self.graph.nodes), run.nodes, strict=True)
         for name, node in (*nodes, *startable(run)):
-            if node.token.nonce != NO_START:  # which no message has
+            if node.token.nonce != NO_START:  # no message has such a token
                 self._theirs[name, node.token.epoch, node.token.attempt] = node.token
         self.meaning.learn(self.core)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from dovetail.core.events import NO_START
+from dovetail.core.events import NO_START, NO_TOKEN
 from dovetail.core.items import OUT, split_name
 from dovetail.core.run import NodeState, Phase, RunState, encoded_size
 from dovetail.core.states import (
@@ -113,7 +113,7 @@ def state_before(before: dict[str, Any], run: RunState, name: str) -> dict[str, 
 
 def _outputs(run: RunState) -> Iterator[Any]:
     for node in run.nodes:
-        if node.items is not None:
+        if node.items is not None and node.token != NO_TOKEN:
             items = node.items
             yield from (items.outputs[i] for i in range(items.total) if items.is_completed(i))
         elif node.status is NodeStatus.COMPLETED:
@@ -139,7 +139,8 @@ def _check_map(run: RunState, index: int, node: NodeState) -> None:
     ends = [items.status(item) for item in range(items.total)]
     assert items.completed == ends.count(NodeStatus.COMPLETED)
     assert items.failed == ends.count(NodeStatus.FAILED)
-    assert items.ended.keys() == {item for item, end in enumerate(ends) if end is not None}
+    if node.token != NO_TOKEN:  # else it was reused
+        assert items.ended.keys() == {item for item, end in enumerate(ends) if end is not None}
     assert items.out.keys() == {i for i, byte in enumerate(items.statuses) if byte == OUT}
     assert len(items.out) <= spec.window, "more items are out than the window allows"
     assert sorted(items.ready) == sorted(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from pydantic import Field
 from starlette.responses import Response
 
@@ -14,14 +14,17 @@ from dovetail.api.responses import (
     NOT_MODIFIED,
     RUN,
     STARTED,
+    Cursor,
     Here,
     IfNoneMatch,
+    Limit,
+    NodeStatusName,
     Reply,
     Time,
     reply,
     unless_known,
 )
-from dovetail.api.runs import NodeItem, Seconds
+from dovetail.api.runs import Failure, ItemCounts, NodeItem, Seconds
 
 router = APIRouter(tags=["runs"])
 
@@ -78,6 +81,7 @@ _EXAMPLE = {
     "duration": 0.0125,
     "worker": "host-4711",
     "output": None,
+    "items": None,
     "template": {"shop": "{{ start.shop }}", "key": "{{ secrets.SHOP }}"},
     "config": {"shop": "books", "key": "***"},
     "config_error": None,
@@ -103,6 +107,66 @@ _EXAMPLE = {
         }
     ],
 }
+
+
+class ItemReply(Reply):
+    index: int
+    status: NodeStatusName
+    attempt: int
+    worker: str | None
+    started_at: Time | None
+    finished_at: Time | None
+    reason: str | None
+    error: Failure | None
+    output: Any = Field(description='one of more than 64 KiB is `{"$output": {size, href}}`')
+
+
+class ItemsReply(Reply):
+    items: list[ItemReply]
+    counts: ItemCounts
+    next_cursor: str | None
+
+
+_ITEM = {
+    "index": 0,
+    "status": "COMPLETED",
+    "attempt": 1,
+    "worker": "host-4711",
+    "started_at": STARTED,
+    "finished_at": ENDED,
+    "reason": None,
+    "error": None,
+    "output": {"text": "A summary"},
+}
+_COUNTS = {"total": 200, "pending": 180, "running": 19, "completed": 1, "failed": 0, "cancelled": 0}
+
+
+@router.get(
+    "/runs/{run_id}/nodes/{node_id}/items",
+    summary="The items of a node with `for_each`",
+    response_model=ItemsReply,
+    responses={
+        200: reply({"items": [_ITEM], "counts": _COUNTS, "next_cursor": "1"}, headers=ETAG),
+        304: NOT_MODIFIED,
+    },
+)
+async def get_items(
+    run_id: str,
+    node_id: str,
+    request: Request,
+    here: Here,
+    status: Annotated[
+        NodeStatusName | Literal[""] | None, Query(description="only items in this state")
+    ] = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    if_none_match: IfNoneMatch = None,
+) -> Response:
+    """In the order of the list. `next_cursor` is the `cursor` of the next page."""
+    page = await here.commands.node_items(
+        run_id, node_id, status=status or None, limit=limit, cursor=cursor or None
+    )
+    return unless_known(request, page)
 
 
 @router.get(

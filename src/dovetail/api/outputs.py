@@ -154,9 +154,8 @@ async def result_parts(run: RunState, prefix: str, *, full: bool) -> list[Part]:
     return joined([head, b',"result":', *result, b',"outputs":', *every, b"}"])
 
 
-async def output_parts(run: RunState, place: int, read: Read) -> list[Part]:
+async def output_parts(output: Any, read: Read) -> list[Part]:
     """One output and nothing else. A small one is read at once."""
-    output = run.nodes[place].output
     if not isinstance(output, OutputReference):
         encoded = orjson.dumps(output)
         return [encoded] if len(encoded) <= CHUNK_BYTES else [Hole(output, len(encoded), None)]

@@ -109,6 +109,15 @@ _OUTPUT = (
 )
 
 
+class ItemCounts(Reply):
+    total: int = Field(description="0 while the list is not known")
+    pending: int
+    running: int
+    completed: int
+    failed: int
+    cancelled: int
+
+
 class NodeItem(Reply):
     id: str
     handler: str
@@ -124,6 +133,9 @@ class NodeItem(Reply):
     duration: Seconds | None
     worker: str | None
     output: Any = Field(description=_OUTPUT)
+    items: ItemCounts | None = Field(
+        default=None, description="of a node with `for_each`; null for any other"
+    )
 
 
 class RunItem(Reply):
@@ -286,6 +298,7 @@ _NODE = {
     "duration": 0.0125,
     "worker": "host-4711",
     "output": {"text": "Hello Ada"},
+    "items": None,
 }
 _LARGE_OUTPUT = {
     "$output": {"size": 912345, "href": f"/api/v1/runs/{RUN}/nodes/fetch/output"},
@@ -576,10 +589,10 @@ async def results(
 async def node_output(
     run_id: str, node_id: str, request: Request, here: Here, if_none_match: IfNoneMatch = None
 ) -> Response:
-    run, place = await here.commands.with_output(run_id, node_id)
+    run, node = await here.commands.with_output(run_id, node_id)
     read = _reader(here, run)
-    tag = tag_of_output(run, run.nodes[place], node_id)
-    parts = await output_parts(run, place, read)
+    tag = tag_of_output(run, node, node_id)
+    parts = await output_parts(node.output, read)
     return answer_of(request, parts, read, here.answers, tag=tag)
 
 

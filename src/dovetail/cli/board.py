@@ -49,8 +49,11 @@ class NodeRow:
     __slots__ = (
         "attempt",
         "cause",
+        "completed_items",
+        "failed_items",
         "fraction",
         "id",
+        "items",
         "message",
         "reason",
         "retry",
@@ -83,6 +86,17 @@ class NodeRow:
         """It waits until then: for its rate limit, if `tag` is set, or for its next attempt."""
         self.tag: str | None = None
         self.retry = 0
+        self.items: int | None = None
+        """Of a mapped node, once its list is known: how many there are."""
+        self.completed_items = self.failed_items = 0
+
+    def count_items(self) -> None:
+        """The progress of a mapped node is how many of its items are completed."""
+        if self.items:
+            self.fraction = self.completed_items / self.items
+            self.message = f"{self.completed_items:,} of {counted(self.items, 'item')}"
+            if self.failed_items:
+                self.message += f", {self.failed_items:,} failed"
 
     @property
     def failed(self) -> bool:
@@ -139,6 +153,9 @@ class Board:
                 self._reopen(event.get("from"))
             return None
         row = self._by_id[event["node"]]
+        if "item" in event:
+            _count_item(row, event)
+            return row
         change = _CHANGES.get(event["type"])
         if change is None:
             return None
@@ -164,7 +181,9 @@ class Board:
         for name in again:
             row = self._by_id[name]
             self.counts[row.status] -= 1
+            kept = 0 if from_node is not None else row.completed_items
             row.forget()
+            row.completed_items = kept
             self.counts[row.status] += 1
             self._sort_in(row)
 
@@ -189,6 +208,10 @@ def _read(row: NodeRow, node: Mapping[str, Any], wait: NodeWait | None) -> None:
     row.started, row.stopped = _seconds(node["started_at"]), _seconds(node["finished_at"])
     row.reuse = "cached" if row.status is NodeStatus.COMPLETED and not row.attempt else ""
     row.reason, row.cause = node["reason"], node["cause"]
+    if (counts := node.get("items")) is not None:
+        row.items = counts["total"]
+        row.completed_items, row.failed_items = counts["completed"], counts["failed"]
+        row.count_items()
     if wait is not None:
         row.until, row.tag, row.retry = wait.until, wait.resource_tag, wait.retry
         row.message = "" if wait.error is None else _words(wait.error)
@@ -210,6 +233,14 @@ def _words(error: Mapping[str, Any]) -> str:
 def _queued(row: NodeRow, at: float, data: Mapping[str, Any]) -> None:
     row.status = NodeStatus.QUEUED
     row.until = None
+    if "items" in data:
+        row.items = data["items"]
+
+
+def _count_item(row: NodeRow, event: Mapping[str, Any]) -> None:
+    row.completed_items += event["type"] in ("node.completed", "node.cached")
+    row.failed_items += event["type"] == "node.failed"
+    row.count_items()
 
 
 def _started(row: NodeRow, at: float, data: Mapping[str, Any]) -> None:
@@ -217,6 +248,7 @@ def _started(row: NodeRow, at: float, data: Mapping[str, Any]) -> None:
     row.started, row.stopped = at, None
     row.until = row.tag = row.fraction = None
     row.message = ""
+    row.count_items()
 
 
 def _progressed(row: NodeRow, at: float, data: Mapping[str, Any]) -> None:
@@ -321,6 +353,9 @@ def _ran(row: NodeRow, now: float, bar: bool) -> Line:
         words.append((f"  {attempts}", "wait"))
     if running and row.fraction is not None:
         words += _progress(row, row.fraction, bar)
+    elif row.items is not None:
+        failed = f", {row.failed_items:,} failed" if row.failed_items else ""
+        words.append((f"  {counted(row.items, 'item')}{failed}", "dim"))
     return words
 
 
@@ -419,7 +454,9 @@ class PlainView:
                 self._say(f"– and {count - MAX_SAME_ENDING:,} more {reason}")
 
     def _is_news(self, row: NodeRow, event: Mapping[str, Any]) -> bool:
-        if event["type"] == "node.progress":
+        if event["type"] == "node.progress" or "item" in event:
+            if row.status is not NodeStatus.RUNNING:
+                return False
             now = seconds(event["time"])
             last = self._progress_at.get(row.id, row.started or now)
             if now - last < PROGRESS_SECONDS:

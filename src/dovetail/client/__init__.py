@@ -33,6 +33,7 @@ from dovetail.client.answers import (
     Event,
     HistoryPage,
     InspectedNode,
+    ItemPage,
     Layout,
     LoggedLine,
     NodeAttempt,
@@ -73,6 +74,7 @@ __all__ = [
     "Dovetail",
     "Event",
     "InspectedNode",
+    "ItemPage",
     "LoggedLine",
     "NodeAttempt",
     "Page",
@@ -457,6 +459,26 @@ class Dovetail:
         """A node with its config, its inputs and all its attempts. Raises `NotFound`."""
         found = await self._commands.node_detail(text("run_id", run_id), text("node", node))
         return InspectedNode.from_api(_own(found))
+
+    async def items(
+        self,
+        run_id: str,
+        node: str,
+        *,
+        status: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> ItemPage:
+        """Some items of a node with `for_each`, in order. Raises `NotFound`, also for a node
+        without items."""
+        page = await self._commands.node_items(
+            text("run_id", run_id),
+            text("node", node),
+            status=text_or_none("status", status),
+            limit=whole_number("limit", limit, least=1),
+            cursor=text_or_none("cursor", cursor),
+        )
+        return ItemPage.from_api(_own(page))
 
     async def logs(
         self,

@@ -132,6 +132,8 @@ class RunNode(_Answer):
     duration: float | None
     worker: str | None
     output: Any
+    items: dict[str, int] | None
+    """Of a node with `for_each`: how many items are in which state. None for any other node."""
 
     def __repr__(self) -> str:
         return self._shown("id", "status", "attempt", "reason", "cause", "duration", "error")
@@ -166,6 +168,39 @@ class InspectedNode(RunNode):
     def from_api(cls, fields: Mapping[str, Any]) -> Self:
         attempts = tuple(map(NodeAttempt.from_api, fields["attempts"]))
         return super().from_api({**fields, "attempts": attempts})
+
+
+@dataclass(frozen=True, slots=True)
+class MappedItem(_Answer):
+    """One item of a node with `for_each`. A large output is `{"$output": {"size", "href"}}`."""
+
+    index: int
+    status: str
+    attempt: int
+    worker: str | None
+    started_at: str | None
+    finished_at: str | None
+    reason: str | None
+    error: dict[str, Any] | None
+    output: Any
+
+
+@dataclass(frozen=True, slots=True)
+class ItemPage(_Answer):
+    """Some items of a node, in order; with `cursor=page.next_cursor` come the next ones."""
+
+    items: tuple[MappedItem, ...]
+    counts: dict[str, int]
+    next_cursor: str | None
+
+    @classmethod
+    def from_api(cls, fields: Mapping[str, Any]) -> Self:
+        return super(ItemPage, cls).from_api(
+            {**fields, "items": tuple(map(MappedItem.from_api, fields["items"]))}
+        )
+
+    def __iter__(self) -> Iterator[MappedItem]:
+        return iter(self.items)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

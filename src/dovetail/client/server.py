@@ -324,6 +324,18 @@ class RemoteEngine:
     async def node_detail(self, run_id: str, node: str) -> dict[str, Any]:
         return await self._get(at("runs", run_id, "nodes", node))
 
+    async def node_items(
+        self,
+        run_id: str,
+        node: str,
+        *,
+        status: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> dict[str, Any]:
+        path = at("runs", run_id, "nodes", node, "items")
+        return await self._get(path, status=status, limit=limit, cursor=cursor)
+
     async def events(
         self, run_id: str, *, after: int = 0, limit: int | None = None
     ) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from dovetail.core.errors import NotFound, TemplateError, shown
 from dovetail.core.run import NodeState, RunState
 from dovetail.core.transitions import Submit
 
-EQUAL_FIELDS = ("handler", "config", "condition", "dependencies")
+EQUAL_FIELDS = ("handler", "config", "condition", "dependencies", "for_each")
 """The fields of a node that decide, beside its id, whether it is still the same node. The other
 fields say how a node runs, not what it returns."""
 _UNORDERED = frozenset({"dependencies"})

@@ -121,6 +121,16 @@ class MapState:
         """The list itself, if it was rendered here. It is no part of the state: it is rendered
         again from what is stored wherever it is needed."""
 
+    @classmethod
+    def reused(cls, total: int, outputs: Any) -> MapState:
+        """The items of a node that begins as COMPLETED: only their outputs are known."""
+        items = cls(total)
+        items.statuses = bytearray([_COMPLETED]) * total
+        items.completed = total
+        if isinstance(outputs, list):
+            items.outputs = outputs
+        return items
+
     def next_waiting(self) -> int | None:
         """The first item that was not begun."""
         found = self.statuses.find(WAITING, self.next)
@@ -170,8 +180,9 @@ class MapState:
     def restore_state(self, item: int, state: NodeState) -> NodeState:
         """Fill in the state of an item that is not out, from what is kept of it."""
         status, end = self.status(item), self.ended.get(item)
-        if status is not None and end is not None:
+        if status is not None:
             state.status, state.output = status, self.outputs[item]
+        if end is not None:
             state.epoch, state.attempt, state.worker, state.started_at = end[:4]
             state.finished_at, state.error, state.reason = end[4:]
             state.token = Token(end.epoch, end.attempt, 0)

@@ -65,6 +65,7 @@ from dovetail.core.effects import (
 from dovetail.core.errors import Conflict, NotFound
 from dovetail.core.events import Event
 from dovetail.core.item_rules import apply_to_item, expand
+from dovetail.core.items import MapState
 from dovetail.core.retry import delay
 from dovetail.core.run import NodeState, Phase, RunState
 from dovetail.core.states import FINAL, FINISHED, NodeStatus, Reason, RunStatus
@@ -133,9 +134,13 @@ def reuse(run: RunState, outputs: Mapping[str, Any], out: Decision, now: float) 
     fitting = outputs.keys() if run.max_bytes is None else _fitting(run, outputs)
     for index, spec in enumerate(specs):
         if spec.id in fitting:
-            nodes[index].output = outputs[spec.id]
+            nodes[index].output = output = outputs[spec.id]
+            data = None
+            if spec.for_each is not None and isinstance(output, list):
+                data = {"items": len(output)}
+                nodes[index].items = MapState.reused(len(output), output)
             finish(run, nodes[index], COMPLETED, now)
-            record_change(run, index, out, now, "node.reused")
+            record_change(run, index, out, now, "node.reused", data)
     count_parents(run, [i for i, node in enumerate(nodes) if node.status is PENDING])
 
 

@@ -16,7 +16,7 @@ from dovetail.core.definition.source import Source
 from dovetail.core.definition.validation import Checked
 from dovetail.core.errors import Problem
 from dovetail.core.outputs import OutputReference, ReadBudget
-from dovetail.core.run import RunState
+from dovetail.core.run import NodeState, RunState
 from dovetail.engine.ports import (
     ALL_LINES,
     ALL_RUNS,
@@ -221,6 +221,19 @@ class EngineApi(Protocol):
         """A node with its template, rendered config, inputs and attempts. Raises `NotFound`."""
         ...
 
+    async def node_items(
+        self,
+        run_id: str,
+        node: str,
+        *,
+        status: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> dict[str, Any]:
+        """A page of the items of a mapped node, in their order, and how many are in which state.
+        Raises `NotFound`, also for a node without items, and `InvalidParams`."""
+        ...
+
     async def events(
         self, run_id: str, *, after: int = 0, limit: int | None = None
     ) -> list[dict[str, Any]]:
@@ -396,8 +409,8 @@ class ServedEngine(EngineApi, Protocol):
         """The run, if it has results: `Conflict` while its status is not final."""
         ...
 
-    async def with_output(self, run_id: str, node: str) -> tuple[RunState, int]:
-        """The run, and the index of a node that has an output, which may be a reference.
+    async def with_output(self, run_id: str, node: str) -> tuple[RunState, NodeState]:
+        """The run, and a node or item that has an output, which may be a reference.
 
         Raises `NotFound` for a node that is not there or ended without an output, and `Conflict`
         for one that may still have one.

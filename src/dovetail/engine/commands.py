@@ -50,10 +50,19 @@ from dovetail.core.errors import (
 )
 from dovetail.core.events import Event
 from dovetail.core.fork import ForkPlan, plan_fork
+from dovetail.core.items import item_name
 from dovetail.core.layout import layout, layout_view
 from dovetail.core.node_logs import LEVELS, MAX_CHUNK_BYTES, StoredChunk, log_page
-from dovetail.core.outputs import ONLY_SIZES, OutputReference, ReadBudget, parts
-from dovetail.core.run import RunState
+from dovetail.core.outputs import (
+    LARGE_OUTPUT,
+    ONLY_SIZES,
+    OutputReference,
+    ReadBudget,
+    is_shown,
+    parts,
+    reference,
+)
+from dovetail.core.run import NodeState, RunState, encoded_size
 from dovetail.core.states import FINAL, FINISHED, NodeStatus, RunStatus
 from dovetail.core.step import explain_refusal, retry_plan
 from dovetail.core.templates import MAX_CONFIG_SIZE
@@ -65,7 +74,7 @@ from dovetail.engine.clock import Clock
 from dovetail.engine.explain import explain
 from dovetail.engine.idempotency import KeyedRequest
 from dovetail.engine.limits import DEFAULT_BURST, DEFAULT_RATE, FASTEST, LARGEST_BURST, SLOWEST
-from dovetail.engine.node_detail import NodeDetail
+from dovetail.engine.node_detail import NodeDetail, item_page
 from dovetail.engine.ports import (
     ALL_LINES,
     ALL_RUNS,
@@ -84,7 +93,10 @@ from dovetail.engine.run_search import RunSearch
 from dovetail.engine.views import (
     RunDetail,
     event_view,
+    item_counts,
+    item_view,
     log_view,
+    output_href,
     outputs,
     result,
     run_snapshot,
@@ -582,15 +594,48 @@ class Commands:
             raise Conflict(f"run {run_id} is {run.status}: it has no result yet")
         return run
 
-    async def with_output(self, run_id: str, node: str) -> tuple[RunState, int]:
+    async def with_output(self, run_id: str, node: str) -> tuple[RunState, NodeState]:
+        run = await self.store.load(run_id, room=ONLY_SIZES)
+        found = run.node(node) if run.place(node) else run.nodes[_place_of(run, node)]
+        if found.status not in FINISHED:
+            message = f"node '{node}' of run {run_id} is {found.status}: it has no output yet"
+            raise Conflict(message)
+        if found.status is not NodeStatus.COMPLETED:
+            raise NotFound(f"node '{node}' of run {run_id} is {found.status}: it has no output")
+        return run, found
+
+    async def node_items(
+        self,
+        run_id: str,
+        node: str,
+        *,
+        status: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> dict[str, Any]:
         run = await self.store.load(run_id, room=ONLY_SIZES)
         place = _place_of(run, node)
-        status = run.nodes[place].status
-        if status not in FINISHED:
-            raise Conflict(f"node '{node}' of run {run_id} is {status}: it has no output yet")
-        if status is not NodeStatus.COMPLETED:
-            raise NotFound(f"node '{node}' of run {run_id} is {status}: it has no output")
-        return run, place
+        counts = item_counts(run.graph.nodes[place], run.nodes[place])
+        if counts is None:
+            raise NotFound(f"node '{node}' of run {run_id} has no items: it has no for_each")
+        numbers, following = item_page(run.nodes[place], status, limit, cursor)
+        views = [item_view(run, place, number) for number in numbers]
+        unread = {
+            str(view["index"]): view["output"].size
+            for view in views
+            if isinstance(view["output"], OutputReference) and view["output"].size <= LARGE_OUTPUT
+        }
+        by_index = {str(view["index"]): view for view in views}
+        for names in parts(unread):
+            wanted = [by_index[name]["output"] for name in names]
+            for name, text in zip(names, await self.store.read_outputs(run, wanted), strict=True):
+                by_index[name]["output"] = orjson.loads(text)
+        for view in views:
+            size = 0 if view["output"] is None else encoded_size(view["output"])
+            if isinstance(view["output"], OutputReference) or not is_shown(view["output"], size):
+                href = output_href(run_id, item_name(node, view["index"]))
+                view["output"] = reference(size, href)
+        return {"items": views, "counts": counts, "next_cursor": following}
 
     async def node_detail(self, run_id: str, node: str) -> dict[str, Any]:
         for _ in range(MAX_TRIES - 1):

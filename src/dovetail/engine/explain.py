@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from dovetail.core.dag import NodeSpec
 from dovetail.core.run import NodeState, Phase, RunState
 from dovetail.core.states import FINISHED, NodeStatus, Reason, RunStatus
-from dovetail.engine.views import timestamp
+from dovetail.core.text import counted
+from dovetail.engine.views import item_counts, timestamp
 
 MAX_NAMED_PARENTS = 5
 """So many parents are named in a sentence; `details` has them all."""
@@ -73,6 +74,7 @@ _ENDED = {
     Reason.RUN_FAILED: "cancelled: its run has failed",
     Reason.RUN_CANCELLED: "cancelled with its run",
     Reason.WORKER_LOST: "failed: its worker was lost",
+    Reason.TOO_MANY_FAILURES: "cancelled: too many items of its node failed",
 }
 
 
@@ -117,8 +119,12 @@ def _why(
         return _waiting_for_parents(run, spec)
     if not driven:
         return _no_worker(node)
+    if node.items is not None and node.phase is not Phase.EXPANDING:
+        return _items(run, spec, node)
     if node.status is NodeStatus.RUNNING:
         return _running(node, now)
+    if node.phase is Phase.EXPANDING:
+        return Why("queued", "queued: its list is about to be made", {"handler": spec.handler})
     if node.phase is Phase.HELD:
         limit = run.graph.max_concurrency
         details = {"max_concurrency": limit, "active": run.active}
@@ -169,6 +175,36 @@ def _running(node: NodeState, now: float) -> Why:
         "seconds": round(passed, 3),
     }
     return Why("running", f"has been running for {_seconds(passed)}{attempt}", details)
+
+
+def _items(run: RunState, spec: NodeSpec, node: NodeState) -> Why:
+    """A mapped node: how far its items are, and what they wait for."""
+    counts = item_counts(spec, node) or {}
+    out = [] if node.items is None else list(node.items.out.values())
+    waiting = {
+        "waits for a rate limit": sum(one.phase is Phase.PARKED for one in out),
+        "backs off": sum(one.phase is Phase.BACKING_OFF for one in out),
+        "waits for max_concurrency": sum(one.phase is Phase.HELD for one in out),
+        "is queued": sum(one.phase is Phase.PUBLISHED for one in out),
+    }
+    done = f"{counts['completed']} of {counted(counts['total'], 'item')} completed"
+    words = [f"{counts['running']} running"] if counts["running"] else []
+    words += [f"{counts['failed']} failed"] if counts["failed"] else []
+    words += [f"{many} {_plural(what, many)}" for what, many in waiting.items() if many]
+    codes = {
+        "running": bool(counts["running"]),
+        "rate_limited": bool(waiting["waits for a rate limit"]),
+        "backing_off": bool(waiting["backs off"]),
+        "max_concurrency": bool(waiting["waits for max_concurrency"]),
+    }
+    code = next((code for code, holds in codes.items() if holds), "queued")
+    return Why(code, ", ".join([done, *words]), {"items": counts})
+
+
+def _plural(what: str, many: int) -> str:
+    if many == 1:
+        return what
+    return what.replace("waits", "wait").replace("backs", "back").replace("is ", "are ")
 
 
 def _rate_limited(spec: NodeSpec, node: NodeState, now: float) -> Why:

@@ -7,10 +7,11 @@ within its epoch. Only the outputs that are shown or rendered are read.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 from dovetail.core.attempts import attempts_of
-from dovetail.core.errors import TemplateError
+from dovetail.core.errors import InvalidParams, Problem, TemplateError, shown
 from dovetail.core.events import NO_TOKEN, Event
 from dovetail.core.outputs import (
     LARGE_OUTPUT,
@@ -22,11 +23,36 @@ from dovetail.core.outputs import (
     reference,
 )
 from dovetail.core.redaction import MASK
-from dovetail.core.run import RunState, encoded_size
+from dovetail.core.run import NodeState, RunState, encoded_size
 from dovetail.core.states import NodeStatus
 from dovetail.core.templates import MAX_CONFIG_SIZE, NodeValue, render_deferred, secrets_read
 from dovetail.engine.explain import explain_end
-from dovetail.engine.views import attempt_view, node_view, output_href
+from dovetail.engine.views import attempt_view, item_status, node_view, output_href
+
+MAX_ITEMS_SHOWN = 1000
+
+
+def item_page(
+    node: NodeState, status: str | None, limit: int, cursor: str | None
+) -> tuple[list[int], str | None]:
+    """The items of a page by number, in order, and the cursor of the next page. Raises
+    `InvalidParams` for a foreign cursor, or a status that does not exist."""
+    if cursor is not None and not (cursor.isascii() and cursor.isdigit() and len(cursor) < 10):
+        message = f"'{cursor[:40]}' is no cursor; use the `next_cursor` of the page before"
+        raise InvalidParams([Problem("invalid_field", message, "cursor")])
+    if status is not None and status not in set(NodeStatus):
+        message = f"{shown(status)} is no status; one of {', '.join(NodeStatus)}"
+        raise InvalidParams([Problem("invalid_field", message, "status")])
+    total = 0 if node.items is None else node.items.total
+    rest = (
+        item
+        for item in range(int(cursor or 0), total)
+        if status is None or item_status(node, item) == status
+    )
+    found = list(islice(rest, max(1, min(limit, MAX_ITEMS_SHOWN)) + 1))
+    following = str(found.pop()) if len(found) > min(max(1, limit), MAX_ITEMS_SHOWN) else None
+    return found, following
+
 
 SHOWN = ReadBudget(LARGE_OUTPUT, 1 << 20)
 """Of the inputs and the output together; every other one is a reference."""
@@ -44,6 +70,8 @@ class NodeDetail:
         self._view = node_view(run, place)
         self._why = explain_end(node)
         self._was_ready = node.status is NodeStatus.COMPLETED or node.token != NO_TOKEN
+        if self._spec.for_each is not None:
+            self._was_ready = False  # each item has a config of its own
         known = {"params": run.params, "run": run.get("run")}
         reads = [name for name in self._spec.config.reads if name in run.graph.index]
         self._scope: dict[str, Any] = known | {name: run.get(name) for name in reads}

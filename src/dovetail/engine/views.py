@@ -116,29 +116,34 @@ def _node_view(
 
 
 def item_counts(spec: NodeSpec, node: NodeState) -> dict[str, int] | None:
-    """How many items of a mapped node are in which state; None while there is no list, and for any
-    other node."""
+    """How many items of a mapped node are in which state: none while its list is not known. None
+    for any other node."""
     if node.items is not None:
         return node.items.counts(node.status in FINISHED)
-    if spec.for_each is None or node.status is not NodeStatus.COMPLETED:
-        return None
-    # Reused by a fork: of its items only the outputs are known.
-    total = len(node.output) if isinstance(node.output, list) else 0
-    return {**MapState(0).counts(is_over=True), "total": total, "completed": total}
+    return None if spec.for_each is None else MapState(0).counts(is_over=True)
+
+
+def item_status(node: NodeState, item: int) -> NodeStatus:
+    """An item that was never begun ends with its node."""
+    assert node.items is not None  # noqa: S101 - it has items
+    if item in node.items.out:
+        return node.items.out[item].status
+    is_over = node.status in FINISHED
+    waits = NodeStatus.CANCELLED if is_over else NodeStatus.PENDING
+    return node.items.status(item) or waits
 
 
 def item_view(run: RunState, place: int, item: int) -> dict[str, Any]:
     """An item as `GET /runs/<id>/nodes/<node>/items` answers."""
     node = run.nodes[place]
     state = run.node(item_name(run.graph.nodes[place].id, item))
-    status, reason = state.status, state.reason
-    if status is NodeStatus.PENDING and node.status in FINISHED:  # it was never begun
-        status = NodeStatus.CANCELLED
+    reason = state.reason
+    if state.status is NodeStatus.PENDING and node.status in FINISHED:  # it was never begun
         too_many = node.status is NodeStatus.FAILED
         reason = Reason.TOO_MANY_FAILURES if too_many else node.reason
     return {
         "index": item,
-        "status": status.value,
+        "status": item_status(node, item).value,
         "attempt": state.attempt,
         "worker": state.worker,
         "started_at": timestamp(state.started_at),

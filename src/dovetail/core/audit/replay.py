@@ -28,6 +28,7 @@ from dovetail.core.effects import (
     open_map,
 )
 from dovetail.core.events import RUN_ENDS, Event, Token
+from dovetail.core.items import MapState
 from dovetail.core.run import NodeState, Phase, RunState, encoded_size
 from dovetail.core.states import FINISHED, NodeStatus, Reason, RunStatus
 from dovetail.core.step import reset_nodes
@@ -219,7 +220,8 @@ def _replay(run: RunState, entry: JournalEntry) -> None:
             if run.graph.nodes[index].for_each is not None:
                 fact = _MAP_FACTS.get(event.type, fact)
             fact(node, event, entry)
-            if run.max_bytes is not None and event.type in _OUTPUTS and node.items is None:
+            is_whole = node.items is None or event.type == "node.reused"
+            if run.max_bytes is not None and event.type in _OUTPUTS and is_whole:
                 node.size = encoded_size(node.output)
             run.unfinished -= event.type in _ENDS
     for index in entry.dispatch:
@@ -414,6 +416,8 @@ def _reused(node: NodeState, event: Event, entry: JournalEntry) -> None:
     if entry.kind != "submit":
         raise UnreadableJournal(f"event {event.seq}: a node is reused after its run has begun")
     node.output = entry.extra["outputs"][event.node]
+    if event.data and "items" in event.data:
+        node.items = MapState.reused(_count(event.data["items"]), node.output)
     _ended(node, COMPLETED, event)
 
 
