@@ -596,7 +596,9 @@ class Commands:
 
     async def with_output(self, run_id: str, node: str) -> tuple[RunState, NodeState]:
         run = await self.store.load(run_id, room=ONLY_SIZES)
-        found = run.node(node) if run.place(node) else run.nodes[_place_of(run, node)]
+        if (place := run.place(node)) is not None:
+            await self.store.read_items(run, place[0], [place[1]])
+        found = run.node(node) if place else run.nodes[_place_of(run, node)]
         if found.status not in FINISHED:
             message = f"node '{node}' of run {run_id} is {found.status}: it has no output yet"
             raise Conflict(message)
@@ -619,6 +621,7 @@ class Commands:
         if counts is None:
             raise NotFound(f"node '{node}' of run {run_id} has no items: it has no for_each")
         numbers, following = item_page(run.nodes[place], status, limit, cursor)
+        await self.store.read_items(run, place, numbers)
         views = [item_view(run, place, number) for number in numbers]
         unread = {
             str(view["index"]): view["output"].size

@@ -84,6 +84,14 @@ class Store(Protocol):
         """
         ...
 
+    async def read_items(self, run: RunState, index: int, numbers: Sequence[int]) -> None:
+        """Add to a run that `load` gave what that left out of these items of a mapped node: how
+        they ended, and their outputs or references to them.
+
+        Raises `StoreError` if they are not there any more.
+        """
+        ...
+
     def watch(self, run_id: str, after: int = 0) -> AsyncIterator[Event]:
         """Every event from `after` on, then new ones as they come; ends with the run."""
         ...

@@ -229,6 +229,10 @@ class TieredRuns:
             return await self._archive.read_outputs(run, archived)
         return await self._hot.read_outputs(run, wanted)
 
+    async def read_items(self, run: RunState, index: int, numbers: Sequence[int]) -> None:
+        """The archive leaves out no item."""
+        await self._hot.read_items(run, index, numbers)
+
     async def wait(self, run_id: str) -> RunState:
         while True:
             try:

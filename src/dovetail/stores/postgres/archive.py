@@ -160,7 +160,7 @@ class PostgresArchive:
         rows = await self._pool.rows("read_outputs", wanted[0].where.run, run.epoch, places)
         found = {place: bytes(output) for place, output in rows}
         for place in places:
-            items = run.nodes[place].items
+            items = run.nodes[place].items if place < PLACES else None
             if place not in found and items is not None:
                 first = item_place(place, 0)
                 mine = list(range(first, first + items.total))
@@ -622,7 +622,11 @@ def _add_items(
     add_maps(run, stored, {b"%d" % place: end for place, end in snapshot.ends.items()}, records)
     for place, reference in left_out.items():
         index, item = split_place(place)
-        if item is not None and run.nodes[index].status is NodeStatus.COMPLETED:
+        items = run.nodes[index].items
+        if item is None or items is None:
+            continue
+        items.outputs[item] = reference
+        if run.nodes[index].status is NodeStatus.COMPLETED:
             size = MapCounts.parse(stored.maps[index]).output_size
             where = StoredOutput(reference.where.run, index)
             run.nodes[index].output = OutputReference(size, where)

@@ -32,6 +32,7 @@ from dovetail.core.items import (
     split_name,
     split_place,
 )
+from dovetail.core.outputs import OutputReference
 from dovetail.core.run import NodeState, Phase, RunState
 from dovetail.core.states import NodeStatus, Reason, RunStatus
 from dovetail.core.templates import Condition, compile_config
@@ -666,11 +667,10 @@ def add_maps(
             items.begin(item, one)
         for place in stored.ended(index):
             record = records.get(place)
-            item = place - item_place(index, 0)
             if record is None:
-                items.statuses[item] = ENDED[NodeStatus.COMPLETED]
+                items.statuses[place % PLACES] = ENDED[NodeStatus.COMPLETED]
             else:
-                _add_ended(items, item, record)
+                add_ended(items, place, record)
         items.running, items.completed = counts.running, counts.completed
         items.failed = counts.failed
         items.ready = sorted(i for i, one in items.out.items() if one.phase is Phase.HELD)
@@ -680,12 +680,18 @@ def add_maps(
             node.size = counts.kept_bytes
 
 
-def _add_ended(items: MapState, item: int, record: bytes) -> None:
+def add_ended(
+    items: MapState, place: int, record: bytes, max_output: int | None = None
+) -> None:
+    """Add an item that has ended. A larger output than `max_output` becomes a reference."""
+    item = place % PLACES
     status, end, output = item_end(record)
     items.statuses[item] = ENDED[status]
     items.ended[item] = end
     if output is not None:
-        items.outputs[item] = orjson.loads(output)
+        is_large = max_output is not None and len(output) > max_output
+        reference = OutputReference(len(output), place)
+        items.outputs[item] = reference if is_large else orjson.loads(output)
 
 
 def item_end(record: bytes) -> tuple[NodeStatus, ItemEnd, bytes | None]:

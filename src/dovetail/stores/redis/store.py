@@ -32,8 +32,14 @@ from dovetail.core.dag import Graph
 from dovetail.core.definition.source import gc_paused
 from dovetail.core.errors import BrokenRun, NotFound, StoreError
 from dovetail.core.events import Event, Token
-from dovetail.core.items import PLACES, split_name, split_place
-from dovetail.core.outputs import MAX_INPUT_BYTES, OutputReference, ReadBudget, parts
+from dovetail.core.items import PLACES, item_place, split_name, split_place
+from dovetail.core.outputs import (
+    LARGE_OUTPUT,
+    MAX_INPUT_BYTES,
+    OutputReference,
+    ReadBudget,
+    parts,
+)
 from dovetail.core.run import Phase, RunState
 from dovetail.core.states import NodeStatus, RunStatus
 from dovetail.core.step import begin
@@ -65,6 +71,7 @@ from dovetail.stores.redis.codec import (
     Fields,
     MapCounts,
     StoredMaps,
+    add_ended,
     add_maps,
     decode_decision,
     encode_transition,
@@ -72,6 +79,7 @@ from dovetail.stores.redis.codec import (
     joined,
     keys_of,
     new_nonce,
+    output_in,
     pairs,
     place_in,
     run_of,
@@ -541,15 +549,33 @@ class RedisStore:
 
     async def read_outputs(self, run: RunState, wanted: Sequence[OutputReference]) -> list[bytes]:
         places = [one.where for one in wanted]
-        found = await self._outputs.all(run.id, places, b"%d" % run.epoch)
-        shape = self._headers.shape(run.graph)
-        for place in places:
-            if found is not None and place not in found and shape.is_mapped(place):
-                if (text := await self._outputs.of_map(run.id, place)) is not None:
-                    found[place] = text
+        epoch = b"%d" % run.epoch
+        of_nodes = [place for place in places if place < PLACES]
+        of_items = [place for place in places if place >= PLACES]
+        found = await self._outputs.all(run.id, of_nodes, epoch)
+        records = await self._outputs.all(run.id, of_items, epoch, key="items")
+        if found is not None and records is not None:
+            found |= {place: output_in(record) for place, record in records.items()}
+            shape = self._headers.shape(run.graph)
+            for place in of_nodes:
+                if place not in found and shape.is_mapped(place):
+                    if (text := await self._outputs.of_map(run.id, place)) is not None:
+                        found[place] = text
         if found is None or any(place not in found for place in places):
             raise StoreError(f"run {run.id}: its outputs are not those of epoch {run.epoch} now")
         return [found[place] for place in places]
+
+    async def read_items(self, run: RunState, index: int, numbers: Sequence[int]) -> None:
+        items = run.nodes[index].items
+        if items is None:
+            return
+        left_out = [n for n in numbers if items.status(n) is not None and n not in items.ended]
+        places = [item_place(index, number) for number in left_out]
+        records = await self._outputs.all(run.id, places, b"%d" % run.epoch, key="items")
+        if records is None or len(records) < len(places):
+            raise StoreError(f"run {run.id}: its items are not those of epoch {run.epoch} now")
+        for place, record in records.items():
+            add_ended(items, place, record, LARGE_OUTPUT)
 
     async def _load(
         self,

@@ -731,6 +731,9 @@ class SqliteStore:
             self._large[run.id] = run, at
         return run
 
+    async def read_items(self, run: RunState, index: int, numbers: Sequence[int]) -> None:
+        """`load` leaves out no item."""
+
     async def read_outputs(self, run: RunState, wanted: Sequence[OutputReference]) -> list[bytes]:
         def read(reader: sqlite3.Connection) -> list[bytes]:
             found = []
