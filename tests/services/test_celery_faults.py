@@ -22,7 +22,7 @@ from ..servers.redis_server import RedisServer
 from .faults.celery_stage import CELERY_FAULTS, IMPATIENT_POOL, JOBS, CeleryStage
 from .faults.side_file import executions
 from .faults.storm import Storm
-from .faults.workload import draw_slow
+from .faults.workload import draw_mapped, draw_slow
 
 SEED = int(os.environ.get("FAULTS_SEED", random.randrange(1 << 32)))
 LEASE = IMPATIENT_POOL["lease_seconds"]
@@ -73,6 +73,20 @@ async def test_every_run_ends_correctly_under_message_process_and_broker_faults(
         assert report.executions >= 10
         assert storm.tried == set(CELERY_FAULTS)
         assert not stage.canary.exists()
+
+
+async def test_every_item_of_a_mapped_node_is_joined_once_under_faults(
+    new_stage: NewStage, tmp_path: Path
+) -> None:
+    faults = ["a worker dies", "a process of a pool dies"]
+    async with new_stage() as stage:
+        storm = Storm(stage, faults, known=CELERY_FAULTS, plan=draw_mapped, crowd=4, orders=False)
+        await storm.rage(5.0, pause=(0.6, 1.0))
+        report = await storm.calm(wait_for_sweeps=False)
+        await storm.leave_evidence(report, tmp_path / "evidence")
+        assert report.wrong == {}, f"see {tmp_path / 'evidence'}"
+        assert report.executions >= 30
+        assert stage.counts["pool process killed"]
 
 
 async def test_a_handler_that_ignores_its_soft_limit_times_out_and_its_process_is_killed(

@@ -46,7 +46,8 @@ def cling(config: dict[str, Any], ctx: Context) -> None:
 
 def write_down(ctx: Context, seconds: float) -> None:
     """One line in one piece: a killed worker leaves no half of it."""
-    start = f"{ctx.run_id} {ctx.node_id} {ctx.epoch} {ctx.attempt}"
+    name = ctx.idempotency_key.split(":")[1]  # of the node, or of the item
+    start = f"{ctx.run_id} {name} {ctx.epoch} {ctx.attempt}"
     file = os.open(os.environ["SIDE_FILE"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(file, f"{start} {os.getpid()} {time.time()} {seconds}\n".encode())
     os.close(file)

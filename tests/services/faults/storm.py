@@ -405,4 +405,4 @@ def _shown(evidence: Evidence, sentences: list[str]) -> bytes:
         "executions": evidence.executions,
         "state": evidence.run.snapshot(),
     }
-    return orjson.dumps(shown, default=str, option=orjson.OPT_INDENT_2)
+    return orjson.dumps(shown, default=str, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS)

@@ -15,7 +15,7 @@ import pytest
 from .conftest import NewStage
 from .stage import IMPATIENT
 from .storm import FAULTS, Storm
-from .workload import draw_quick
+from .workload import draw_mapped, draw_quick
 
 SEED = int(os.environ.get("FAULTS_SEED", random.randrange(1 << 32)))
 SECONDS = 4.0
@@ -59,6 +59,23 @@ async def test_every_run_of_many_ends_correctly_under_faults(
         await storm.leave_evidence(report, tmp_path / "evidence")
         assert report.wrong == {}, f"see {tmp_path / 'evidence'}"
         assert report.runs >= 500
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_every_item_of_a_mapped_node_is_joined_once_under_faults(
+    new_stage: NewStage, tmp_path: Path, family: str
+) -> None:
+    print(f"FAULTS_SEED={SEED}")
+    words = FAMILIES[family]
+    faults = [fault for fault in FAULTS if any(word in fault for word in words)]
+    async with new_stage(SEED, IMPATIENT) as stage:
+        storm = Storm(stage, faults, plan=draw_mapped)
+        await storm.rage(SECONDS)
+        report = await storm.calm()
+        await storm.leave_evidence(report, tmp_path / "evidence")
+        assert report.wrong == {}, f"see {tmp_path / 'evidence'}"
+        assert report.runs >= 3
+        assert report.executions >= 30
 
 
 def test_every_fault_belongs_to_a_family() -> None:

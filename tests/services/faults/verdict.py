@@ -14,6 +14,7 @@ from typing import Any
 
 from dovetail.core.audit.event_check import audit
 from dovetail.core.events import Event
+from dovetail.core.items import split_name
 from dovetail.core.run import RunState
 from dovetail.core.transitions import Submit
 
@@ -119,13 +120,18 @@ def _walk(evidence: Evidence, nodes: dict[str, _Node]) -> Iterator[str]:
 
 def _move(plan: Plan, nodes: dict[str, _Node], event: Event) -> Iterator[str]:
     assert event.node is not None
+    name, item = split_name(event.node)
+    if item is not None and event.node not in nodes:
+        nodes[event.node] = _Node(epoch=nodes[name].epoch)
     node, where = nodes[event.node], f"event {event.seq}: {event.type} of '{event.node}'"
     came_from, leads_to = MOVES[event.type]
+    if item is None and plan.items(name) is not None:
+        came_from = (*came_from, "QUEUED")  # its list becomes known; or it has no items
     if node.status not in came_from:
         yield f"{where}, which was {node.status} (epoch {node.epoch}, attempt {node.attempt})"
     if event.type == "node.started":
         node.attempt += 1
-        spec = plan.nodes[event.node]
+        spec = plan.nodes[name]
         above = [nodes[parent].status for parent in spec["dependencies"]]
         if above and not ("COMPLETED" in above and all(one in SETTLED for one in above)):
             yield f"{where}, whose parents were {', '.join(above)}"
@@ -149,8 +155,22 @@ def _reset(plan: Plan, nodes: dict[str, _Node], first: str | None, epoch: int) -
     if first is not None:
         again.add(first)
         again.update(name for name in plan.nodes if is_below(first, name, plan))
+    for name, node in nodes.items():
+        if plan.nodes.get(name, {}).get("for_each") and node.status == "RUNNING":
+            node.epoch = epoch  # adopted: its running items keep theirs
+    anew = {name for name in again if first is not None and _is_reset(first, name, plan)}
+    for name in [*nodes]:
+        owner, item = split_name(name)
+        if item is not None and (owner in anew or name in again):
+            del nodes[name]
     for name in again:
-        nodes[name] = _Node(epoch=epoch)
+        if split_name(name)[1] is None:
+            nodes[name] = _Node(epoch=epoch)
+
+
+def _is_reset(first: str, name: str, plan: Plan) -> bool:
+    name = split_name(name)[0]
+    return name == first or is_below(first, name, plan)
 
 
 def is_below(first: str, name: str, plan: Plan) -> bool:
@@ -171,6 +191,8 @@ def _executions(evidence: Evidence) -> Iterator[str]:
             yield f"executed without a start in the log: {start}"
     answered = {*_of(evidence.events, "node.completed"), *_of(evidence.events, "node.retrying")}
     for start in sorted(answered - set(evidence.executions)):
+        if start[0] in evidence.plan.nodes and evidence.plan.items(start[0]) is not None:
+            continue  # only its items are executed
         yield f"has a result, but was never executed: {start}"
 
 
@@ -190,9 +212,11 @@ def _end(evidence: Evidence, nodes: dict[str, _Node]) -> Iterator[str]:
         node = run.node(name)
         kept = (str(node.status), node.epoch, node.attempt, node.crashes)
         reported = (walked.status, walked.epoch, walked.attempt, walked.crashes)
+        if split_name(name)[1] is not None:  # the crashes of an item that has ended are not kept
+            kept, reported = kept[:3], reported[:3]
         if kept != reported:
             yield f"'{name}' is stored as {kept}, its log makes it {reported}"
-    statuses = [node.status for node in nodes.values()]
+    statuses = [nodes[name].status for name in evidence.plan.nodes]
     expected = (
         "FAILED"
         if "FAILED" in statuses
@@ -213,7 +237,11 @@ def _outcomes(evidence: Evidence, nodes: dict[str, _Node]) -> Iterator[str]:
     if lost := [name for name, output in outputs.items() if output is None]:
         yield f"completed without an output: {', '.join(lost)}"  # then nothing below is right
         return
+    for name in plan.nodes:
+        yield from _items(evidence, nodes, name, outputs)
     for name, walked in nodes.items():
+        if name not in plan.nodes or plan.items(name) is not None:
+            continue
         spec, node = plan.nodes[name], run.node(name)
         above = [nodes[parent].status for parent in spec["dependencies"]]
         ends = f"'{name}' ended {walked.status}"
@@ -255,6 +283,24 @@ def _outcomes(evidence: Evidence, nodes: dict[str, _Node]) -> Iterator[str]:
                     yield f"{ends}, and no caller has asked for that"
             case _:
                 yield f"{ends} with reason {node.reason}"
+
+
+def _items(
+    evidence: Evidence, nodes: dict[str, _Node], name: str, outputs: dict[str, Any]
+) -> Iterator[str]:
+    """A mapped node that completed has the output of every item, in order."""
+    plan, run = evidence.plan, evidence.run
+    total = plan.items(name)
+    if total is None or nodes[name].status != "COMPLETED":
+        return
+    made = run.node(name).output
+    if len(made) != total:
+        yield f"'{name}' has {len(made)} outputs of {total} items"
+    for item, output in enumerate(made):
+        own = f"{name}[{item}]"
+        right = {"n": plan.number(own, outputs), "attempt": run.node(own).attempt}
+        if output != right:
+            yield f"'{own}' gave {output}, not {right}"
 
 
 def _failure(

@@ -11,6 +11,8 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
+from dovetail.core.items import split_name
+
 NODES = 10
 HANDLERS = ("act", "act_in_thread")
 TAGS = ("slow", "slower")
@@ -33,9 +35,16 @@ class Plan:
 
     def number(self, node: str, outputs: dict[str, Any]) -> int:
         """What the node gives if it works, from what its parents gave; of a skipped one nothing."""
-        spec = self.nodes[node]
-        read = [outputs[parent]["n"] for parent in spec["dependencies"] if parent in outputs]
-        return int(spec["config"]["adds"]) + sum(read)
+        name, item = split_name(node)
+        spec = self.nodes[name]
+        read = [_sum(outputs[parent]) for parent in spec["dependencies"] if parent in outputs]
+        adds = 1 if item is not None else int(spec["config"]["adds"])
+        return adds + (item or 0) + sum(read)
+
+    def items(self, node: str) -> int | None:
+        """How many items a mapped node has."""
+        each = self.nodes[node].get("for_each")
+        return None if each is None else len(each["items"])
 
     def wanted(self, node: str, outputs: dict[str, Any]) -> bool:
         """What its condition says."""
@@ -46,6 +55,64 @@ class Plan:
         source, _, _ = name.partition(".")
         value = self.params["x"] if source == "params" else outputs.get(source, {"n": 0})["n"]
         return bool(value > int(limit))
+
+
+def _sum(output: Any) -> int:
+    """What a node gave; a mapped one, all its items together."""
+    return sum(map(_sum, output)) if isinstance(output, list) else int(output["n"])
+
+
+def draw_mapped(chance: random.Random, most: int = 60) -> Plan:
+    """A mapped node between two others, with items that fail at first, or are slow; and a plain
+    node beside it that fails now and then."""
+    quick = {"seconds": 0, "way": "works", "of": []}
+    total = chance.choice((0, 1, 7, most // 2, most))
+    config: dict[str, Any] = {
+        "adds": "{{ index + 1 }}",
+        "of": ["{{ n0.n }}"],
+        "seconds": chance.choice((0, 0.01, 0.1)),
+        "way": "works",
+    }
+    mapped: dict[str, Any] = {
+        "id": "n1",
+        "handler": chance.choice(HANDLERS),
+        "dependencies": ["n0"],
+        "for_each": {"items": list(range(total)), "max_concurrency": chance.choice((3, 10, 100))},
+        "retry": {"base_delay_seconds": 0.1},
+        "config": config,
+    }
+    if chance.random() < 0.3:
+        mapped["max_retries"] = 1
+        config |= {"way": "flaky", "fails": 1}
+    if chance.random() < 0.15:
+        mapped["resource_tag"] = "slow"
+        mapped["for_each"]["items"] = mapped["for_each"]["items"][:7]
+    beside = {**quick, "adds": 1, "seconds": 0.3}
+    beside["way"] = chance.choice(("works", "works", "works", "broken"))
+    read = "{{ n1 | sum(attribute='n') }}"
+    nodes = [
+        {"id": "n0", "handler": "act", "dependencies": [], "config": {**quick, "adds": 2}},
+        mapped,
+        {
+            "id": "n2",
+            "handler": "act",
+            "dependencies": ["n0"],
+            "config": {**beside, "of": ["{{ n0.n }}"]},
+        },
+        {
+            "id": "n3",
+            "handler": "act",
+            "dependencies": ["n1"],
+            "config": {**quick, "adds": 1, "of": [read]},
+        },
+    ]
+    definition = {
+        "name": "storm",
+        "on_failure": chance.choice(("fail_fast", "continue")),
+        "max_concurrency": chance.choice((None, None, 4)),
+        "nodes": nodes,
+    }
+    return Plan(definition, {"x": 0})
 
 
 def draw(chance: random.Random) -> Plan:
