@@ -18,7 +18,7 @@ from hypothesis import given, note, settings
 from dovetail.core.dag import Graph
 from dovetail.core.run import Phase
 from dovetail.core.states import NodeStatus
-from dovetail.core.transitions import Claim, Complete, Fail, Transition, Wake
+from dovetail.core.transitions import Claim, Complete, Expand, Fail, Transition, Wake
 
 from ..core.drawn import (
     KINDS,
@@ -30,10 +30,12 @@ from ..core.drawn import (
     deeds,
     error_of,
     examples,
+    expanding,
     graphs,
     limits,
     output_of,
 )
+from ..core.invariants import startable
 from ..core.walk import graph
 from .stores import STORES, Peers, opened
 from .twins import Twins, in_silence
@@ -88,6 +90,42 @@ async def test_whole_layers_in_one_batch_equal_the_core(
                 elif node.status is NodeStatus.RUNNING:
                     moves.append(Complete(*start, output_of(twins.core, spec.id)))
             moves += chance.choices(moves, k=3)
+            chance.shuffle(moves)
+            await twins.together(moves, 20.0)
+        await twins.end()
+
+
+@pytest.mark.parametrize("fields", [{}, {"max_concurrency": 5}, {"on_failure": "continue"}])
+@pytest.mark.parametrize("max_bytes", [None, 900])
+async def test_many_items_in_one_batch_equal_the_core(
+    peers: Peers, fields: dict[str, Any], max_bytes: int | None
+) -> None:
+    """As an orchestrator takes results of items in: many at once, some of them twice."""
+    each = {"items": list(range(60)), "max_concurrency": 9, "max_failures": 3}
+    more = {"m": {"for_each": each, "max_retries": 1}, "z": {"condition": "{{ m | length > 0 }}"}}
+    for seed in range(3):
+        chance = Random(seed)
+        flow = graph({"a": [], "m": ["a"], "n": ["a"], "z": ["m", "n"]}, **fields, **more)
+        twins = Twins(peers, flow, in_silence, max_bytes)
+        await twins.begin()
+        while not twins.core.finished:
+            moves: list[Transition] = []
+            for name, node in startable(twins.core):
+                start = (twins.id, name, node.token)
+                if node.phase is Phase.PUBLISHED:
+                    moves.append(Claim(*start, "w", twins.now + LEASE))
+                elif node.until is not None:
+                    moves.append(Wake(*start))
+                elif node.status is NodeStatus.RUNNING and chance.random() < 0.05 * seed:
+                    moves.append(Fail(*start, error_of(name)))
+                elif node.status is NodeStatus.RUNNING:
+                    moves.append(Complete(*start, output_of(twins.core, name)))
+            for name in expanding(twins.core):
+                moves.append(Expand(twins.id, name, twins.core.node(name).token, 60))
+            results = [move for move in moves if isinstance(move, Complete)]
+            if results and chance.random() < 0.7:
+                moves = results  # alone, as they mostly come
+            moves += chance.choices(moves, k=2)
             chance.shuffle(moves)
             await twins.together(moves, 20.0)
         await twins.end()

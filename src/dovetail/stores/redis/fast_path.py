@@ -22,7 +22,7 @@ import orjson
 from dovetail.core.dag import Graph
 from dovetail.core.effects import new_tuple
 from dovetail.core.events import Event, Token
-from dovetail.core.items import PLACES, split_name, split_place
+from dovetail.core.items import PLACES, item_name, split_name, split_place
 from dovetail.core.run import Phase, RunState
 from dovetail.core.states import NodeStatus
 from dovetail.core.transitions import NOTHING, TAKEN, Claim, Complete, Decision, Dispatch, Submit
@@ -219,6 +219,61 @@ def complete_args(
             return None
         args += (place, token[2], dumps(output), children[place])
     return args
+
+
+def complete_items_args(
+    moves: Sequence[Complete], graph: Graph, now: float, nonce: int
+) -> list[Argument] | None:
+    """None if they are not for this script: of several nodes, or started twice."""
+    index = graph.index.get(split_name(moves[0].node)[0])
+    if index is None:
+        return None
+    args: list[Argument] = [time_text(now), nonce, index]
+    for _, node, token, output, _ in moves:
+        place = place_in(graph, node)
+        if place is None or place // PLACES - 1 != index or token[0] != 1 or token[1] != 1:
+            return None
+        args += (place, token[2], orjson.dumps(output))
+    return args
+
+
+def completed_items(
+    moves: Sequence[Complete],
+    run: RunState,
+    answer: Sequence[int],
+    now: float,
+    token: Token,
+    *,
+    events: bool,
+) -> list[Decision]:
+    """Of as many moves as the script did. Without `events`, only which items are begun."""
+    done, length, *begun = answer
+    graph: Graph = run.graph
+    index = graph.index[split_name(moves[0].node)[0]]
+    begun_by: dict[int, list[int]] = {}
+    pairs = iter(begun)
+    for number, place in zip(pairs, pairs, strict=True):
+        begun_by.setdefault(number, []).append(place)
+    decisions = []
+    seq = length - done - len(begun) // 2
+    for number, move in enumerate(moves[:done], 1):
+        mine = begun_by.get(number, ())
+        if not mine and not events:
+            decisions.append(TAKEN)
+            continue
+        decision = _moved(index)
+        if events:
+            seq += 1
+            decision.events.append(Event(seq, now, "node.completed", 1, move.node, 1))
+        for place in mine:
+            item = place % PLACES
+            decision.dispatch.append(new_tuple(Dispatch, (run, index, token, item)))
+            if events:
+                seq += 1
+                name = item_name(graph.nodes[index].id, item)
+                decision.events.append(Event(seq, now, "node.queued", 1, name, 0))
+        decisions.append(decision)
+    return decisions
 
 
 def completed(

@@ -97,7 +97,9 @@ from dovetail.stores.redis.fast_path import (
     claimed,
     claimed_token,
     complete_args,
+    complete_items_args,
     completed,
+    completed_items,
     foresee,
     foresee_roots,
     submit_args,
@@ -345,6 +347,7 @@ class RedisStore:
         left: dict[str, list[int]] = {}
         calls: list[Command] = []
         asked: list[tuple[RunHeader, list[int], list[Complete]]] = []
+        of_items: list[tuple[RunHeader, list[int], list[Complete], list[Argument]]] = []
         nonce, complete_many = new_nonce(), source("complete_many")
         for run_id, places in by_run.items():
             header = self._headers.get(run_id)
@@ -353,7 +356,13 @@ class RedisStore:
                 continue
             mine = [move for place in places if type(move := moves[place]) is Complete]
             args = None
-            if len(mine) == len(places) <= MAX_NODES_PER_CALL:
+            is_fit = len(mine) == len(places) <= MAX_NODES_PER_CALL
+            if is_fit and header.shape.mapped and mine[0].node.endswith("]"):
+                args = complete_items_args(mine, header.run.graph, now, nonce)
+                if args is not None:
+                    of_items.append((header, places, mine, args))
+                    continue
+            elif is_fit:
                 args = complete_args(mine, header.shape, now, nonce)
             if args is None:
                 left[run_id] = places
@@ -362,9 +371,11 @@ class RedisStore:
             keys = (own + "meta", own + "nodes", own + "deps", own + "out", own + "events")
             calls.append(self._redis.script_command(complete_many, keys, args))
             asked.append((header, places, mine))
+        token = Token(1, 1, nonce)
+        if of_items:
+            await self._complete_items(of_items, left, now, token, decisions)
         if not calls:
             return left
-        token = Token(1, 1, nonce)
         foreseen = (foresee(header.run, header.shape, mine, token) for header, _, mine in asked)
         is_wide = any(header.shape.is_wide for header, *_ in asked)
         answers, aheads = await self._with_ahead(calls, foreseen, is_wide=is_wide)
@@ -380,6 +391,29 @@ class RedisStore:
             if done < len(places):
                 left[run.id] = places[done:]
         return left
+
+    async def _complete_items(
+        self,
+        asked: Sequence[tuple[RunHeader, list[int], list[Complete], list[Argument]]],
+        left: dict[str, list[int]],
+        now: float,
+        token: Token,
+        decisions: list[Decision],
+    ) -> None:
+        """Completed items of mapped nodes, of each run those of one node; adds what is left."""
+        script = source("complete_items")
+        calls = []
+        for header, _, _, args in asked:
+            own = f"wf:{{{header.run.id}}}:"
+            keys = (own + "nodes", own + "maps", own + "items", own + "events")
+            calls.append(self._redis.script_command(script, keys, args))
+        answers = await self._redis.call_many(calls)
+        for (header, places, mine, _), answer in zip(asked, answers, strict=True):
+            made = completed_items(mine, header.run, answer, now, token, events=self._events)
+            for place, decision in zip(places, made, strict=False):
+                decisions[place] = decision
+            if len(made) < len(places):
+                left[header.run.id] = places[len(made) :]
 
     async def claim(
         self, tasks: Sequence[Task], worker: str, until: float, now: float

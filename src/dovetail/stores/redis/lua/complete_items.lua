@@ -1,0 +1,79 @@
+-- complete_items: handlers returned, for items of one mapped node, in a run in which every node has
+-- succeeded so far. What complete_many.lua is for nodes. Where it stops, `complete` goes on: at the last
+-- item of the node, and wherever something is not as usual.
+--   KEYS[1]  wf:{id}:nodes   KEYS[2]  wf:{id}:maps
+--   KEYS[3]  wf:{id}:items   KEYS[4]  wf:{id}:events
+--   ARGV[1]  now             ARGV[2]  nonce of the new tokens   ARGV[3]  index of the node
+--   ARGV[4]… of each item: its place, its token's nonce, its output
+-- returns {items done, number of events, then for each item that was begun: the number of the completed
+-- item, and its own place}
+
+local call, match = redis.call, string.match
+local PLACES = 1048576
+local now, nonce, index, many = ARGV[1], ARGV[2], ARGV[3], (#ARGV - 3) / 3
+local asked = {index}
+for k = 1, many do asked[k + 1] = ARGV[3 * k + 1] end
+local before = call('HMGET', KEYS[2], unpack(asked))
+local unfinished, active, kept_bytes, max_bytes = match(call('HGET', KEYS[1], 'counts') or '',
+  '^(%d+)|(%d+)|1:?(%d*):?(%d*)$')
+local total, window, tolerated, following, out, running, completed, failed, rest, bytes = match(
+  before[1] or '', '^(%d+)|(%d+)|(%d+)|(%d+)|0|(%d+)|(%d+)|(%d+)|(%d+)|(%-?%d+|%-?%d+)|(%d+)$')
+if unfinished == nil or total == nil or tonumber(failed) > tonumber(tolerated) then return {0, 0} end
+active, kept_bytes, max_bytes = tonumber(active), tonumber(kept_bytes), tonumber(max_bytes)
+total, window, following, out = tonumber(total), tonumber(window), tonumber(following), tonumber(out)
+bytes = tonumber(bytes)
+
+local reply, states, gone, ended, log, seen = {0, 0}, {}, {}, {}, {}, {}
+local first = (tonumber(index) + 1) * PLACES
+local queued = 'Q|1|0|0|1|' .. nonce .. '|0|0|P|||||'
+local done = 0
+for k = 1, many do
+  local place, output = ARGV[3 * k + 1], ARGV[3 * k + 3]
+  local n, worker, started = match(before[k + 1] or '',
+    '^R|1|1|%d+|1|(%d+)|0|0|||[^|]*|([^|]*)|([^|]*)|$')
+  if n ~= ARGV[3 * k + 2] or n == nil or seen[place] then break end
+  if out == 1 and following == total then break end -- the node ends with it
+  if max_bytes ~= nil then
+    if kept_bytes + #output > max_bytes then break end
+    kept_bytes = kept_bytes + #output
+  end
+  seen[place] = true
+  done = k
+  gone[k] = place
+  ended[2 * k - 1] = place
+  ended[2 * k] = 'C|1|1|' .. worker .. '|' .. started .. '|' .. now .. '\n' .. output
+  bytes = bytes + #output
+  out, active = out - 1, active - 1
+  log[#log + 1] = '[' .. now .. ',"node.completed",1,' .. place .. ',1,null]'
+  while out < window and following < total do
+    local begun = string.format('%.0f', first + following)
+    following, out, active = following + 1, out + 1, active + 1
+    states[#states + 1] = begun
+    states[#states + 1] = queued
+    log[#log + 1] = '[' .. now .. ',"node.queued",1,' .. begun .. ',0,null]'
+    reply[#reply + 1] = k
+    reply[#reply + 1] = tonumber(begun)
+  end
+end
+if done == 0 then return reply end
+
+local function in_pieces(command, key, list)
+  local last
+  for from = 1, #list, 4000 do
+    last = call(command, key, unpack(list, from, math.min(from + 3999, #list)))
+  end
+  return last
+end
+
+reply[1] = done
+states[#states + 1] = index
+states[#states + 1] = string.format('%d|%d|%s|%d|0|%d|%d|%d|%s|%s|%.0f', total, window, tolerated,
+  following, out, running - done, completed + done, failed, rest, bytes)
+local counts = unfinished .. '|' .. active .. '|1'
+if max_bytes ~= nil then counts = counts .. string.format(':%d:%d', kept_bytes, max_bytes) end
+call('HSET', KEYS[1], 'counts', counts)
+in_pieces('HDEL', KEYS[2], gone)
+in_pieces('HSET', KEYS[2], states)
+in_pieces('HSET', KEYS[3], ended)
+reply[2] = in_pieces('RPUSH', KEYS[4], log)
+return reply
