@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from dovetail.core.dag import Graph
+from dovetail.core.errors import BrokenRun
 from dovetail.core.events import Token
-from dovetail.core.items import item_place
 from dovetail.core.run import RunState
-from dovetail.core.states import NodeStatus, RunStatus
+from dovetail.core.states import RunStatus
 from dovetail.core.transitions import Cancel, Complete, Retry, Submit
 
 from .test_distributed import LEASE, Services, ended, graph, parts_of, services
@@ -188,6 +188,27 @@ async def test_a_finished_item_takes_little_memory(services: Services, redis_url
     assert (used - outputs) / 2000 < 420
 
 
-async def test_places_of_items_are_beyond_those_of_nodes() -> None:
-    assert item_place(0, 0) > 10_000
-    assert NodeStatus.COMPLETED
+async def test_a_damaged_run_with_items_is_found_and_can_be_cancelled_and_retried(
+    services: Services, redis_url: str
+) -> None:
+    for kind in ("orchestrator", "worker"):
+        services.start(kind)
+    flow = mapped(20, 4)
+    flow.nodes[1].config.raw["seconds"] = 0.3
+    async with parts_of(redis_url) as parts:
+        await parts.orchestrator.submit(Submit("r", flow, numbers(20)))
+        while len(services.executions()) < 6:
+            await asyncio.sleep(0.01)
+        assert await parts.store.repair("r", 0.0, dry_run=True) == []
+        counts = (await parts.pipe.call("HGET", "wf:{r}:maps", 1)).split(b"|")
+        counts[7] = b"19"  # how many are completed
+        await parts.pipe.call("HSET", "wf:{r}:maps", 1, b"|".join(counts))
+        with pytest.raises(BrokenRun, match="cancel the run, then retry it"):
+            await parts.store.repair("r", 0.0)
+        ended_items = await parts.pipe.call("HKEYS", "wf:{r}:items")
+        await parts.pipe.call("HDEL", "wf:{r}:items", ended_items[0])
+        with pytest.raises(BrokenRun, match="the output of 'each' is lost"):
+            await parts.store.repair("r", 0.0)
+        await parts.orchestrator.apply([Cancel("r")])
+        await parts.orchestrator.apply([Retry("r", "each")])
+        check(await ended(parts, "r"), 20)

@@ -8,6 +8,7 @@ agrees. A start whose nonce is lost is a lost start: its lease ends at once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -17,6 +18,7 @@ from dovetail.core.dag import Graph
 from dovetail.core.effects import is_done
 from dovetail.core.errors import BrokenRun, NotFound
 from dovetail.core.events import Event
+from dovetail.core.items import PLACES
 from dovetail.core.run import NodeState, Phase, RunState
 from dovetail.core.states import NodeStatus
 from dovetail.core.transitions import Submit
@@ -25,10 +27,12 @@ from dovetail.stores.redis.codec import (
     UNIT,
     end_text,
     event_of,
+    name_at,
     new_nonce,
     node_of,
     node_text,
     source,
+    split_record,
     time_text,
 )
 from dovetail.stores.redis.scope import RunHeader
@@ -47,12 +51,16 @@ async def rebuilt_from_log(
     """The run as its log in Redis says. Raises `DamagedLog`, or `NotFound` without a log."""
     run = header.run
     asked: list[Command] = [("LRANGE", keys[5], 0, -1), ("HGETALL", keys[3])]
-    texts, flat = await redis.send(asked)
+    if header.shape.mapped:
+        asked.append(("HGETALL", keys[8]))
+    texts, flat, *of_items = await redis.send(asked)
     if not isinstance(texts, list):
         raise _damaged(run.id, f"its log is of another kind ({texts})")
     if not texts:
         raise _damaged(run.id, "its log is empty")
     outputs = _outputs(run.graph, flat if isinstance(flat, list) else ())
+    for records in of_items:
+        outputs |= _item_outputs(run.graph, records if isinstance(records, list) else ())
     events: list[Event] = []
     for seq, text in enumerate(texts, 1):
         try:
@@ -78,6 +86,16 @@ def _outputs(graph: Graph, flat: Sequence[bytes]) -> dict[str, Any]:
                 found[graph.nodes[int(place)].id] = orjson.loads(output)
             except ValueError:
                 continue  # as a missing output, which is reported if a node needs it
+    return found
+
+
+def _item_outputs(graph: Graph, flat: Sequence[bytes]) -> dict[str, Any]:
+    found = {}
+    for place, record in zip(flat[::2], flat[1::2], strict=False):
+        _, output = split_record(record)
+        if output is not None and place.isdigit() and int(place) >= PLACES:
+            with suppress(ValueError, IndexError):  # as a missing output
+                found[name_at(graph, int(place))] = orjson.loads(output)
     return found
 
 

@@ -543,6 +543,11 @@ class RedisStore:
                 raise BrokenRun(f"run {run_id}: {lost}")
             if dry_run or not found:
                 return found
+            if header.shape.mapped:
+                raise BrokenRun(
+                    f"run {run_id}: {found[0]}; the state of a run with mapped nodes cannot be "
+                    "rebuilt in Redis: cancel the run, then retry it"
+                )
             self._scopes.just_written.forget(run_id)
             if await write_back(self._redis, made, keys, now):
                 return found
