@@ -23,7 +23,7 @@ RUN_FIELDS = [
 ]
 NODE_FIELDS = [
     "id", "handler", "status", "attempt", "epoch", "dependencies", "reason", "cause", "error",
-    "started_at", "finished_at", "duration", "worker", "output",
+    "started_at", "finished_at", "duration", "worker", "output", "items",
 ]
 # fmt: on
 

@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 
 from dovetail.core.dag import Graph
-from dovetail.core.transitions import Cancel, Complete, Decision, Fail, Retry, Stop, Submit
+from dovetail.core.transitions import (
+    Cancel,
+    Complete,
+    Decision,
+    Dispatch,
+    Fail,
+    Retry,
+    Stop,
+    Submit,
+)
 from dovetail.engine.limits import LocalLimits, TokenBucket
 from dovetail.engine.local.orchestrator import LocalOrchestrator
 from dovetail.engine.local.task_source import LocalTaskSource
@@ -117,10 +126,10 @@ async def test_a_node_published_twice_is_claimed_once() -> None:
     house = EngineParts()
     await house.submit(graph({"a": [], "b": []}))
     run = await house.store.load("r")
-    again = [(run, 0, run.node("a").token)]
-    await house.transport.publish(again)  # type: ignore[arg-type]
+    again = [Dispatch(run, 0, run.node("a").token)]
+    await house.transport.publish(again)
     assert names(await house.take()) == ["a", "b"]
-    await house.transport.publish(again)  # type: ignore[arg-type]
+    await house.transport.publish(again)
     assert await house.take() == []
 
 

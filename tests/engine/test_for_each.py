@@ -1,0 +1,337 @@
+"""Mapped nodes on the embedded engine: rendered, windowed, retried, cached, forked, killed."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail import Dovetail, Run
+from dovetail.core.errors import InvalidParams, NotFound
+from dovetail.handlers.registry import handler
+
+calls: Counter[Any] = Counter()
+"""How often each item was started, by its value."""
+failing: set[Any] = set()
+gate = asyncio.Event()
+
+
+@handler("numbers")
+async def numbers(config: dict[str, Any], ctx: Any) -> Any:
+    return config["value"]
+
+
+@handler("square")
+async def square(config: dict[str, Any], ctx: Any) -> Any:
+    calls[ctx.item] += 1
+    ctx.log.info("item %s", ctx.index)
+    if ctx.item in failing:
+        raise ValueError(f"{ctx.item} is broken")
+    return {"of": config["x"], "square": config["x"] ** 2, "key": ctx.idempotency_key}
+
+
+@handler("waits")
+async def waits(config: dict[str, Any], ctx: Any) -> Any:
+    calls["now"] += 1
+    calls["most"] = max(calls["most"], calls["now"])
+    await (gate.wait() if config.get("gate") else asyncio.sleep(0.005))
+    calls["now"] -= 1
+    return ctx.index
+
+
+def flow(value: Any = 5, **each: Any) -> dict[str, Any]:
+    """`value` is the list, or how many numbers are in it."""
+    fields = {"handler": "square", "config": {"x": "{{ item }}"}, **each}
+    fields.setdefault("for_each", "{{ start }}")
+    listed = list(range(value)) if isinstance(value, int) else value
+    return {
+        "name": "squares",
+        "nodes": [
+            {"id": "start", "handler": "numbers", "config": {"value": listed}},
+            {"id": "each", "dependencies": ["start"], **fields},
+            {
+                "id": "end",
+                "handler": "output",
+                "dependencies": ["each"],
+                "config": {"all": "{{ each }}"},
+            },
+        ],
+    }
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    calls.clear()
+    failing.clear()
+    gate.clear()
+
+
+@asynccontextmanager
+async def client(path: Path) -> AsyncIterator[Dovetail]:
+    async with Dovetail(str(path / "runs.db"), handlers=[numbers, square, waits]) as dt:
+        yield dt
+
+
+def each(run: Run) -> Any:
+    return run.nodes["each"]
+
+
+async def test_the_output_is_in_the_order_of_the_items(tmp_path: Path) -> None:
+    async with client(tmp_path) as dt:
+        run = await dt.run(flow(4))
+        assert [one["square"] for one in run.result["all"]] == [0, 1, 4, 9]
+        keys = [one["key"] for one in run.result["all"]]
+        assert keys == [f"{run.run_id}:each[{i}]:1" for i in range(4)]
+        node = each(run)
+        assert (node.attempt, node.worker) == (1, None)
+        done = {"pending": 0, "running": 0, "completed": 4, "failed": 0, "cancelled": 0}
+        assert node.items == {"total": 4, **done}
+        assert run.nodes["end"].items is None
+        assert await dt._commands.verify(run.run_id) == []
+
+
+async def test_events_and_lines_of_items_have_their_number(tmp_path: Path) -> None:
+    async with client(tmp_path) as dt:
+        run = await dt.run(flow(2))
+        events = [event.to_dict() async for event in dt.events(run.run_id)]
+        of_items = [event for event in events if "item" in event]
+        assert {event["node"] for event in of_items} == {"each"}
+        first = [event["type"] for event in of_items if event["item"] == 0]
+        assert first == ["node.queued", "node.started", "node.completed"]
+        lines = [line async for line in dt.logs(run.run_id, node="each")]
+        assert [(line.node, line.item, line.message) for line in lines] == [
+            ("each", 0, "item 0"),
+            ("each", 1, "item 1"),
+        ]
+
+
+async def test_items_are_listed_in_pages_and_by_status(tmp_path: Path) -> None:
+    failing.update((1, 3))
+    async with client(tmp_path) as dt:
+        run = await dt.run(flow(5, for_each={"items": "{{ start }}", "max_failures": 2}))
+        page = await dt.items(run.run_id, "each", limit=2)
+        assert [(item.index, item.status) for item in page] == [(0, "COMPLETED"), (1, "FAILED")]
+        assert page.counts["failed"] == 2
+        rest = await dt.items(run.run_id, "each", cursor=page.next_cursor)
+        assert [item.index for item in rest] == [2, 3, 4]
+        assert rest.next_cursor is None
+        failed = await dt.items(run.run_id, "each", status="FAILED")
+        assert [item.error["message"] for item in failed if item.error] == [
+            "1 is broken",
+            "3 is broken",
+        ]
+        assert page.items[0].output["square"] == 0
+        assert [one and one["square"] for one in run.result["all"]] == [0, None, 4, None, 16]
+        with pytest.raises(NotFound, match="no items"):
+            await dt.items(run.run_id, "start")
+        with pytest.raises(NotFound, match="did you mean 'each'"):
+            await dt.items(run.run_id, "eech")
+        for wrong in ({"status": "BAD"}, {"cursor": "x"}):
+            with pytest.raises(InvalidParams):
+                await dt.items(run.run_id, "each", **wrong)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"), [("text", "not_a_list"), ({"a": 1}, "not_a_list"), (100_001, "too_large")]
+)
+async def test_what_is_no_list_fails_the_node(tmp_path: Path, value: Any, kind: str) -> None:
+    async with client(tmp_path) as dt:
+        run = await dt.run(flow(value))
+        assert run.error is not None
+        assert (run.status, run.error["type"], run.error["node"]) == ("FAILED", kind, "each")
+        assert each(run).items["total"] == 0
+
+
+async def test_an_empty_list_and_a_literal_one_with_templates(tmp_path: Path) -> None:
+    async with client(tmp_path) as dt:
+        assert (await dt.run(flow([]))).result == {"all": []}
+        run = await dt.run(flow(3, for_each=["{{ start[2] }}", 7]))
+        assert [one["of"] for one in run.result["all"]] == [2, 7]
+
+
+async def test_the_window_is_held_exactly(tmp_path: Path) -> None:
+    async with client(tmp_path) as dt:
+        window = {"items": "{{ start }}", "max_concurrency": 7}
+        run = await dt.run(flow(60, handler="waits", for_each=window, config={}))
+        assert run.result == {"all": list(range(60))}
+        assert calls["most"] == 7
+
+
+async def test_the_limit_of_the_run_counts_items(tmp_path: Path) -> None:
+    async with client(tmp_path) as dt:
+        run = await dt.run(flow(20, handler="waits", config={}) | {"max_concurrency": 3})
+        assert run.status == "COMPLETED"
+        assert calls["most"] == 3
+
+
+async def test_a_config_that_cannot_be_rendered_fails_its_item_alone(tmp_path: Path) -> None:
+    items = [{"x": 2}, {"y": 3}, {"x": 4}]
+    async with client(tmp_path) as dt:
+        fields = {"for_each": {"items": "{{ start }}", "max_failures": 1}, "handler": "numbers"}
+        run = await dt.run(flow(items, config={"value": "{{ item.x }}"}, **fields))
+        assert run.result == {"all": [2, None, 4]}
+        (item,) = await dt.items(run.run_id, "each", status="FAILED")
+        assert item.error is not None
+        assert "each[1]" in item.error["message"]
+        assert item.attempt == 0
+
+
+async def test_a_retry_runs_only_what_did_not_complete(tmp_path: Path) -> None:
+    failing.add(2)
+    async with client(tmp_path) as dt:
+        run = await dt.run(flow(4))
+        assert run.status == "FAILED"
+        assert run.error is not None
+        assert "item 2: 2 is broken (1 of 4 items failed, 0 may)" in run.error["message"]
+        failing.clear()
+        await dt.retry(run.run_id)
+        run = await dt.wait(run.run_id)
+        assert [one["square"] for one in run.result["all"]] == [0, 1, 4, 9]
+        assert calls == {0: 1, 1: 1, 2: 2, 3: 1}
+        await dt.retry(run.run_id, from_node="each")
+        await dt.wait(run.run_id)
+        assert calls[0] == 2
+        assert await dt._commands.verify(run.run_id) == []
+
+
+async def test_a_fork_reuses_a_mapped_node_whole(tmp_path: Path) -> None:
+    async with client(tmp_path) as dt:
+        run = await dt.run(flow(3))
+        fork = await dt.wait((await dt.fork(run.run_id, from_node="end")).run_id)
+        assert fork.result == run.result
+        assert each(fork).items == each(run).items
+        assert calls == {0: 1, 1: 1, 2: 1}
+        page = await dt.items(fork.run_id, "each")
+        assert [(item.status, item.attempt) for item in page] == [("COMPLETED", 0)] * 3
+        changed = flow(3, for_each={"items": "{{ start }}", "max_concurrency": 2})
+        again = await dt.fork(run.run_id, definition=changed)
+        await dt.wait(again.run_id)
+        assert calls == {0: 2, 1: 2, 2: 2}
+        assert await dt._commands.verify(fork.run_id) == []
+
+
+async def test_a_cancel_stops_what_runs_and_starts_nothing(tmp_path: Path) -> None:
+    async with client(tmp_path) as dt:
+        window = {"items": "{{ start }}", "max_concurrency": 3}
+        config = {"gate": True}
+        accepted = await dt.trigger(flow(50, handler="waits", for_each=window, config=config))
+        while calls["now"] < 3:
+            await asyncio.sleep(0.005)
+        why = await dt._commands.explain(accepted.run_id)
+        assert why["nodes"][0]["why"] == "0 of 50 items completed, 3 running"
+        run = await dt.cancel(accepted.run_id)
+        assert (run.status, each(run).items["cancelled"]) == ("CANCELLED", 50)
+        page = await dt.items(run.run_id, "each", limit=4)
+        assert [item.reason for item in page] == ["run_cancelled"] * 4
+
+
+async def test_items_are_found_in_the_cache(tmp_path: Path) -> None:
+    cached = {"cache": {"ttl_seconds": 60}}
+    async with client(tmp_path) as dt:
+        await dt.run(flow(3, handler="numbers", config={"value": "{{ item }}"}, **cached))
+        run = await dt.run(flow(4, handler="numbers", config={"value": "{{ item }}"}, **cached))
+        attempts = [item.attempt for item in await dt.items(run.run_id, "each")]
+        assert attempts == [0, 0, 0, 1]
+        assert run.result == {"all": [0, 1, 2, 3]}
+
+
+async def test_a_handler_that_reads_the_item_is_cached_by_it(tmp_path: Path) -> None:
+    fields = {"config": {"x": 1}, "cache": {"ttl_seconds": 60}}
+    async with client(tmp_path) as dt:
+        await dt.run(flow(["a", "b"], **fields))
+        await dt.run(flow(["c", "b"], **fields))
+        assert calls == {"a": 1, "b": 1, "c": 1}
+
+
+async def test_items_wait_for_their_rate_limit_within_the_window(tmp_path: Path) -> None:
+    async with client(tmp_path) as dt:
+        await dt._commands.set_rate_limit("slow", 200.0, 1)
+        window = {"items": "{{ start }}", "max_concurrency": 5}
+        started = asyncio.get_running_loop().time()
+        run = await dt.run(flow(30, resource_tag="slow", for_each=window))
+        assert run.status == "COMPLETED"
+        assert asyncio.get_running_loop().time() - started >= 29 / 200
+
+
+async def test_a_large_output_of_an_item_is_a_reference_and_the_list_is_read_whole(
+    tmp_path: Path,
+) -> None:
+    large = "x" * 100_000
+    async with client(tmp_path) as dt:
+        run = await dt.run(flow(["a", large], handler="numbers", config={"value": "{{ item }}"}))
+        assert run.result == {"all": ["a", large]}
+        small, big = await dt.items(run.run_id, "each")
+        assert small.output == "a"
+        assert big.output["$output"]["href"].endswith("/nodes/each%5B1%5D/output")
+    async with client(tmp_path) as dt:  # read from the file
+        assert (await dt.get_run(run.run_id)).nodes["each"].output == ["a", large]
+
+
+KILLED = """
+import asyncio, os, sys
+from pathlib import Path
+from dovetail import Dovetail
+from dovetail.handlers.registry import handler
+
+side = Path(sys.argv[2])
+
+@handler("slow")
+async def slow(config, ctx):
+    with side.open("a") as file:
+        file.write(f"{ctx.index}\\n")
+    await asyncio.sleep(0.01)
+    return ctx.index
+
+@handler("join")
+async def join(config, ctx):
+    with side.open("a") as file:
+        file.write("join\\n")
+    return config
+
+FLOW = {"name": "killed", "nodes": [
+    {"id": "each", "handler": "slow",
+     "for_each": {"items": list(range(200)), "max_concurrency": 8}},
+    {"id": "join", "handler": "join", "dependencies": ["each"], "config": {"all": "{{ each }}"}},
+]}
+
+async def main():
+    async with Dovetail(sys.argv[1], handlers=[slow, join]) as dt:
+        if len(sys.argv) > 3:
+            for run_id in await dt.resume():
+                run = await dt.wait(run_id)
+                print(run.status, run.nodes["join"].output == {"all": list(range(200))})
+        else:
+            await dt.run(FLOW)
+
+asyncio.run(main())
+"""
+
+
+def test_a_killed_engine_goes_on_and_joins_once(tmp_path: Path) -> None:
+    script, side = tmp_path / "killed.py", tmp_path / "side"
+    script.write_text(textwrap.dedent(KILLED))
+    command = [sys.executable, str(script), str(tmp_path / "runs.db"), str(side)]
+    with subprocess.Popen(command) as process:
+        while not side.exists() or len(side.read_text().splitlines()) < 60:
+            assert process.poll() is None
+        process.send_signal(signal.SIGKILL)
+    before = side.read_text().splitlines()
+    out = subprocess.run(
+        [*command, "resume"], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert out.stdout.split() == ["COMPLETED", "True"]
+    starts = Counter(side.read_text().splitlines())
+    assert starts["join"] == 1
+    twice = [name for name, many in starts.items() if many > 1]
+    assert len(twice) <= 2 * 8, "more ran again than were under way"
+    assert all(name in before for name in twice)
+    assert sorted(map(int, starts.keys() - {"join"})) == list(range(200))
