@@ -122,9 +122,11 @@ async def test_many_items_in_one_batch_equal_the_core(
                     moves.append(Complete(*start, output_of(twins.core, name)))
             for name in expanding(twins.core):
                 moves.append(Expand(twins.id, name, twins.core.node(name).token, 60))
-            results = [move for move in moves if isinstance(move, Complete)]
+            results: list[Any] = [move for move in moves if isinstance(move, Complete)]
             if results and chance.random() < 0.7:
-                moves = results  # alone, as they mostly come
+                moves = results  # alone, as they mostly come, and some with a token of their own
+                one = chance.choice(results)
+                moves.append(one._replace(token=one.token._replace(nonce=987_654)))
             moves += chance.choices(moves, k=2)
             chance.shuffle(moves)
             await twins.together(moves, 20.0)

@@ -170,16 +170,24 @@ async def held_items(world: World) -> str:
 
 
 async def mapped_and_retried(world: World) -> str:
-    """What had failed, and what was cancelled, waits again; what was archived of it is gone."""
-    run_id = await mapped(world)
-    await world.hints.moved([run_id])
-    await world.archiver.archive_what_moved()
+    """What had failed, and what was cancelled, waits again, and only some of it has begun: what was
+    archived of the rest is gone."""
+    run_id = await world.begin(graph(with_map(max_concurrency=2)))
+    await world.expand(run_id)
+    await world.do(run_id, "a[0]", "a[2]")
+    await world.start(run_id, "a[1]")
+    token = (await world.load(run_id)).node("a[1]").token
+    failed = Fail(run_id, "a[1]", token, {"type": "x", "message": "y"}, permanent=True)
+    await world.orchestrator.apply([failed])
     await world.orchestrator.apply([Cancel(run_id)])
     await world.hints.moved([run_id])
     await world.archiver.archive_what_moved()
     await world.orchestrator.apply([Retry(run_id)])
     await world.expand(run_id)
-    await world.do(run_id, "a[1]")
+    items = (await world.load(run_id)).node("a").items
+    assert items is not None
+    assert sorted(items.out) == [1, 3]
+    assert items.next_waiting() == 4, "it was cancelled, and waits again"
     return run_id
 
 

@@ -199,6 +199,7 @@ async def test_a_damaged_run_with_items_is_found_and_can_be_cancelled_and_retrie
         await parts.orchestrator.submit(Submit("r", flow, numbers(20)))
         while len(services.executions()) < 6:
             await asyncio.sleep(0.01)
+        services.close()  # the run stands still
         assert await parts.store.repair("r", 0.0, dry_run=True) == []
         counts = (await parts.pipe.call("HGET", "wf:{r}:maps", 1)).split(b"|")
         counts[7] = b"19"  # how many are completed
@@ -207,8 +208,10 @@ async def test_a_damaged_run_with_items_is_found_and_can_be_cancelled_and_retrie
             await parts.store.repair("r", 0.0)
         ended_items = await parts.pipe.call("HKEYS", "wf:{r}:items")
         await parts.pipe.call("HDEL", "wf:{r}:items", ended_items[0])
-        with pytest.raises(BrokenRun, match="the output of 'each' is lost"):
+        with pytest.raises(BrokenRun):
             await parts.store.repair("r", 0.0)
         await parts.orchestrator.apply([Cancel("r")])
         await parts.orchestrator.apply([Retry("r", "each")])
+        for kind in ("orchestrator", "worker"):
+            services.start(kind)
         check(await ended(parts, "r"), 20)
