@@ -23,6 +23,9 @@ from dovetail.core.errors import one_line
 
 OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
 """Need no token."""
+BROWSER_PAGES = frozenset({"/docs"})
+"""Need no token in a browser, which cannot send one when it opens an address. They hold nothing of
+this server: the page then asks for a token, and sends it with each call."""
 READING_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 READING_POSTS = frozenset({"/api/v1/workflows/validate"})
 READ_SUFFIX = ":read"
@@ -40,9 +43,11 @@ Access = Literal["none", "read", "full"]
 
 
 def page_policy(style: str) -> str:
-    """The `Content-Security-Policy` of a page that has this one style in it, and no script."""
+    """The `Content-Security-Policy` of a page that has this one style in it; its scripts are
+    files of this server, and it asks no other."""
     digest = b64encode(sha256(style.encode()).digest()).decode()
-    return f"{_POLICY}; style-src 'sha256-{digest}'"
+    own = "script-src 'self'; connect-src 'self'"
+    return f"{_POLICY}; style-src 'sha256-{digest}'; {own}"
 
 
 class Tokens:
@@ -144,10 +149,13 @@ class Guard:
             raise Refusal(400, words, {"Connection": "close"})
         host = self._check_host(given[b"host"])
         reads = scope["method"] in READING_METHODS
-        is_open = scope["path"] in OPEN_PATHS or self._is_static(scope["path"])
+        path = scope["path"]
+        is_open = path in OPEN_PATHS or self._is_static(path)
+        if path in BROWSER_PAGES and reads:
+            is_open = any(b"text/html" in value for value in given[b"accept"])
         state = scope.setdefault("state", {})
         if self._tokens and not is_open:
-            only_reads = reads or scope["path"] in READING_POSTS
+            only_reads = reads or path in READING_POSTS
             state["token"] = self._check_token(given[b"authorization"], only_reads)
         if not reads:
             self._check_origin(given[b"origin"], host)
@@ -196,7 +204,10 @@ class Guard:
 # Where to listen, not what to be called: a page of any site may write to http://0.0.0.0.
 _EVERY_ADDRESS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104
 MAX_HOST_LENGTH = 260  # of DNS, and a port
-_LOOKED_AT = (b"host", b"origin", b"authorization", b"transfer-encoding", b"content-length")
+_LOOKED_AT = (
+    *(b"host", b"origin", b"authorization", b"accept"),
+    *(b"transfer-encoding", b"content-length"),
+)
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::([0-9]{0,5}))?")
 

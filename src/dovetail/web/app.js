@@ -1,11 +1,11 @@
 // The page's frame: the bar on top, the token, the connection, and the screen of the address.
-import { html, render, useEffect, useState } from "./html.js";
-import { auth, connection, forgetToken, hasToken, useToken } from "./api.js";
-import { link, route } from "./route.js";
+import { html, render, useEffect, useRef, useState } from "./html.js";
+import { auth, connection, forgetToken, get, hasToken, useToken } from "./api.js";
+import { go, link, route } from "./route.js";
 import { RunScreen } from "./run.js";
 import { RunsScreen } from "./runs.js";
 import { useStore } from "./store.js";
-import { Empty } from "./ui.js";
+import { Empty, Loading } from "./ui.js";
 import { WorkflowScreen, WorkflowsScreen } from "./workflows.js";
 
 function TokenForm({ wrong }) {
@@ -25,13 +25,60 @@ function TokenForm({ wrong }) {
   </main>`;
 }
 
+// A part of the page that is loaded when it is first seen.
+function Later({ load, part, waiting = null, ...props }) {
+  const [state, setState] = useState({});
+  useEffect(() => {
+    let left = false;
+    load().then((module) => left || setState({ Part: module[part] }), () => left || setState({ lost: true }));
+    return () => { left = true; };
+  }, [part]);
+  if (state.lost) return html`<main><${Empty}>This part of the page cannot be loaded: the server is away, or has a newer version. <button onClick=${() => location.reload()}>Load the page again</button><//></main>`;
+  return state.Part ? html`<${state.Part} ...${props} />` : waiting;
+}
+
+const LATER = html`<main><${Loading} /></main>`;
+const operations = () => import("./operations.js");
+const batches = () => import("./batches.js");
+const documents = () => import("./documents.js");
+const palette = () => import("./palette.js");
+
 function Screen({ at }) {
   const [first, second, third] = at.parts;
   if (first === "runs" && second === undefined) return html`<${RunsScreen} query=${at.query} />`;
   if (first === "runs") return html`<${RunScreen} key=${second} id=${second} tab=${third} query=${at.query} />`;
   if (first === "workflows" && second === undefined) return html`<${WorkflowsScreen} />`;
   if (first === "workflows") return html`<${WorkflowScreen} key=${second} name=${second} query=${at.query} />`;
+  if (first === "operations") return html`<${Later} load=${operations} part="OperationsScreen" waiting=${LATER} section=${second} />`;
+  if (first === "batches" && second === undefined) return html`<${Later} key="batches" load=${batches} part="BatchesScreen" waiting=${LATER} />`;
+  if (first === "batches") return html`<${Later} key=${second} load=${batches} part="BatchScreen" waiting=${LATER} id=${second} query=${at.query} />`;
+  if (first === "documents" && second === undefined) return html`<${Later} key="documents" load=${documents} part="DocumentsScreen" waiting=${LATER} query=${at.query} />`;
+  if (first === "documents") return html`<${Later} key=${second} load=${documents} part="ReviewScreen" waiting=${LATER} id=${second} />`;
   return html`<main><${Empty}>There is no such screen. <a href=${link(["runs"])}>All runs</a><//></main>`;
+}
+
+// ── keys ────────────────────────────────────────────────────────────────────────────────
+
+const isTyping = (target) => target.isContentEditable || ["INPUT", "TEXTAREA", "SELECT"].includes(target.tagName);
+const JUMPS = { r: ["runs"], w: ["workflows"], b: ["batches"], o: ["operations", "workers"], q: ["operations", "queues"], l: ["operations", "limits"], x: ["operations", "letters"], d: ["documents"] };
+
+// Ctrl-K, ?, / and g with a letter.
+function useKeys(open) {
+  const jumps = useRef(0);
+  useEffect(() => {
+    const pressed = (event) => {
+      if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "k") open("palette");
+      else if (event.ctrlKey || event.metaKey || event.altKey || isTyping(event.target) || document.querySelector("dialog[open]")) return;
+      else if (event.key === "?") open("keys");
+      else if (event.key === "/") document.querySelector('main input[type="search"]')?.focus();
+      else if (event.key === "g") jumps.current = event.timeStamp;
+      else if (JUMPS[event.key] && event.timeStamp - jumps.current < 1000) go(JUMPS[event.key]);
+      else return;
+      event.preventDefault();
+    };
+    document.addEventListener("keydown", pressed);
+    return () => document.removeEventListener("keydown", pressed);
+  }, []);
 }
 
 function App() {
@@ -39,6 +86,13 @@ function App() {
   const { lost } = useStore(connection);
   const { needed, wrong, generation } = useStore(auth);
   const [section] = at.parts;
+  const [overlay, setOverlay] = useState(null);
+  const [hasDocuments, setDocuments] = useState(false);
+  useKeys(setOverlay);
+  useEffect(() => {
+    if (!needed) get("/documents").then((found) => setDocuments(found.in_use), () => {});
+  }, [needed, generation]);
+  const to = (words, parts) => html`<a href=${link(parts)} aria-current=${section === parts[0] ? "page" : null}>${words}</a>`;
   useEffect(() => {
     const parts = at.parts.length > 1 ? `${at.parts[1]} · ` : "";
     document.title = `${parts}Dovetail`;
@@ -48,14 +102,15 @@ function App() {
     <header class="top">
       <a class="brand" href=${link(["runs"])}>Dovetail</a>
       <nav aria-label="Screens">
-        <a href=${link(["runs"])} aria-current=${section === "runs" ? "page" : null}>Runs</a>
-        <a href=${link(["workflows"])} aria-current=${section === "workflows" ? "page" : null}>Workflows</a>
+        ${to("Runs", ["runs"])}${to("Workflows", ["workflows"])}${to("Batches", ["batches"])}${to("Operations", ["operations"])}${hasDocuments && to("Documents", ["documents"])}
       </nav>
       <span class="grow"></span>
+      ${!needed && html`<button class="find" aria-keyshortcuts="Control+K" onClick=${() => setOverlay("palette")}>Find… <kbd aria-hidden="true">Ctrl-K</kbd></button>`}
       ${hasToken() && !needed && html`<button class="quiet" onClick=${forgetToken}>Forget the token</button>`}
     </header>
     <div role="status" aria-live="polite">${lost && html`<p class="lost">The server does not answer. The page shows the last known state and tries again.</p>`}</div>
-    ${needed ? html`<${TokenForm} key=${wrong} wrong=${wrong} />` : html`<${Screen} key=${generation} at=${at} />`}`;
+    ${needed ? html`<${TokenForm} key=${wrong} wrong=${wrong} />` : html`<${Screen} key=${generation} at=${at} />`}
+    ${overlay && !needed && html`<${Later} load=${palette} part="Overlay" what=${overlay} documents=${hasDocuments} open=${setOverlay} close=${() => setOverlay(null)} />`}`;
 }
 
 render(html`<${App} />`, document.getElementById("app"));
