@@ -31,7 +31,7 @@ from dovetail.api.middleware import Answered, Compression, Heads, RequestContext
 from dovetail.api.page import WebPage
 from dovetail.api.problems import KIND_OF, RETRY_AFTER, URN, answer_problems
 from dovetail.api.responses import BATCH, PREFIX, RUN, ProblemDetails, header, json_answer
-from dovetail.api.security import OPEN_PATHS, Guard, Tokens, page_policy
+from dovetail.api.security import OPEN_PATHS, Guard, Tokens, opens_page, page_policy
 from dovetail.api.service import ApiService
 from dovetail.core.definition.model import definition_schema
 from dovetail.core.node_logs import LEVELS
@@ -57,8 +57,12 @@ async def openapi(request: Request) -> Response:
 
 @about_router.get("/docs", summary="This API as a page", response_class=HTMLResponse)
 async def docs(request: Request) -> Response:
-    page = docs_page(request.app.openapi(), request.app.state.web_page.address("docs.js"))
-    return HTMLResponse(page, headers={"Content-Security-Policy": page_policy(STYLE)})
+    is_browser = opens_page(request.headers.getlist("accept"))
+    script = request.app.state.web_page.address("docs.js") if is_browser else None
+    page = docs_page(request.app.openapi(), script)
+    policy = page_policy(STYLE, script=is_browser)
+    headers = {"Content-Security-Policy": policy, "Vary": "accept"}
+    return HTMLResponse(page, headers=headers)
 
 
 _ROUTERS = (
@@ -373,14 +377,14 @@ overflow: auto } .token { border: 1px solid #8884; padding: .6rem; margin: 1rem 
 """
 
 
-def docs_page(document: Mapping[str, Any], script: str) -> str:
+def docs_page(document: Mapping[str, Any], script: str | None) -> str:
     """The page; `script` is the address of the file that lets a reader send the calls."""
     title = escape(f"{document['info']['title']} {document['info']['version']}")
+    loads = "" if script is None else f'<script type="module" src="{escape(script)}"></script>'
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{title}</title><style>{STYLE}</style>"
-        f'<script type="module" src="{escape(script)}"></script></head><body><main><h1>{title}</h1>'
+        f"<title>{title}</title><style>{STYLE}</style>{loads}</head><body><main><h1>{title}</h1>"
         f"<p>{_words(document['info']['description'])} "
         '<a href="/openapi.json">openapi.json</a> has every field, '
         '<a href="/">the page</a> shows runs.</p><div id="token"></div>'

@@ -42,12 +42,17 @@ PROTECTIVE_HEADERS = [
 Access = Literal["none", "read", "full"]
 
 
-def page_policy(style: str) -> str:
-    """The `Content-Security-Policy` of a page that has this one style in it; its scripts are
-    files of this server, and it asks no other."""
+def page_policy(style: str, *, script: bool = False) -> str:
+    """The `Content-Security-Policy` of a page that has this one style in it. With `script` it may
+    load scripts of this server, and ask this server."""
     digest = b64encode(sha256(style.encode()).digest()).decode()
-    own = "script-src 'self'; connect-src 'self'"
-    return f"{_POLICY}; style-src 'sha256-{digest}'; {own}"
+    own = "; script-src 'self'; connect-src 'self'" if script else ""
+    return f"{_POLICY}; style-src 'sha256-{digest}'{own}"
+
+
+def opens_page(accept: Iterable[str]) -> bool:
+    """Whether a request with these `Accept` headers is a browser's that opens an address."""
+    return any("text/html" in value.lower() for value in accept)
 
 
 class Tokens:
@@ -152,7 +157,7 @@ class Guard:
         path = scope["path"]
         is_open = path in OPEN_PATHS or self._is_static(path)
         if path in BROWSER_PAGES and reads:
-            is_open = any(b"text/html" in value for value in given[b"accept"])
+            is_open = opens_page(value.decode("latin-1") for value in given[b"accept"])
         state = scope.setdefault("state", {})
         if self._tokens and not is_open:
             only_reads = reads or path in READING_POSTS

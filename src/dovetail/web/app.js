@@ -26,7 +26,7 @@ function TokenForm({ wrong }) {
 }
 
 // A part of the page that is loaded when it is first seen.
-function Later({ load, part, waiting = null, ...props }) {
+function Later({ load, part, isScreen, ...props }) {
   const [state, setState] = useState({});
   useEffect(() => {
     let left = false;
@@ -34,10 +34,10 @@ function Later({ load, part, waiting = null, ...props }) {
     return () => { left = true; };
   }, [part]);
   if (state.lost) return html`<main><${Empty}>This part of the page cannot be loaded: the server is away, or has a newer version. <button onClick=${() => location.reload()}>Load the page again</button><//></main>`;
-  return state.Part ? html`<${state.Part} ...${props} />` : waiting;
+  if (state.Part) return html`<${state.Part} ...${props} />`;
+  return isScreen ? html`<main tabindex="-1"><${Loading} /></main>` : null;
 }
 
-const LATER = html`<main><${Loading} /></main>`;
 const operations = () => import("./operations.js");
 const batches = () => import("./batches.js");
 const documents = () => import("./documents.js");
@@ -49,11 +49,11 @@ function Screen({ at }) {
   if (first === "runs") return html`<${RunScreen} key=${second} id=${second} tab=${third} query=${at.query} />`;
   if (first === "workflows" && second === undefined) return html`<${WorkflowsScreen} />`;
   if (first === "workflows") return html`<${WorkflowScreen} key=${second} name=${second} query=${at.query} />`;
-  if (first === "operations") return html`<${Later} load=${operations} part="OperationsScreen" waiting=${LATER} section=${second} />`;
-  if (first === "batches" && second === undefined) return html`<${Later} key="batches" load=${batches} part="BatchesScreen" waiting=${LATER} />`;
-  if (first === "batches") return html`<${Later} key=${second} load=${batches} part="BatchScreen" waiting=${LATER} id=${second} query=${at.query} />`;
-  if (first === "documents" && second === undefined) return html`<${Later} key="documents" load=${documents} part="DocumentsScreen" waiting=${LATER} query=${at.query} />`;
-  if (first === "documents") return html`<${Later} key=${second} load=${documents} part="ReviewScreen" waiting=${LATER} id=${second} />`;
+  if (first === "operations") return html`<${Later} load=${operations} part="OperationsScreen" isScreen section=${second} />`;
+  if (first === "batches" && second === undefined) return html`<${Later} key="batches" load=${batches} part="BatchesScreen" isScreen />`;
+  if (first === "batches") return html`<${Later} key=${second} load=${batches} part="BatchScreen" isScreen id=${second} query=${at.query} />`;
+  if (first === "documents" && second === undefined) return html`<${Later} key="documents" load=${documents} part="DocumentsScreen" isScreen query=${at.query} />`;
+  if (first === "documents") return html`<${Later} key=${second} load=${documents} part="ReviewScreen" isScreen id=${second} />`;
   return html`<main><${Empty}>There is no such screen. <a href=${link(["runs"])}>All runs</a><//></main>`;
 }
 
