@@ -226,9 +226,11 @@ def test_queues_show_what_waits_what_is_parked_and_what_runs(api: Api, name: str
     definition = {"name": name, "nodes": [*limited, waits]}
     run_id = api.post("/runs", {"definition": definition})["run_id"]
 
+    wanted = run_id, "wait"
+
     def seen() -> tuple[dict[str, Any], dict[str, Any]] | None:
         found = api.get("/queues")
-        running = [one for one in found["running"] if one["run_id"] == run_id]
+        running = [one for one in found["running"] if (one["run_id"], one["node"]) == wanted]
         parked = [one for one in found["parked"] if one["tag"] == tag]
         whole = running and parked and parked[0]["nodes"] == 2
         return (running[0], parked[0]) if whole else None

@@ -44,7 +44,7 @@ class NoWorkers:
     async def drop_dead_letter(self, letter_id: str) -> bool:
         return False
 
-    async def depths(self) -> dict[str, int]:
+    async def waiting(self, running: Any) -> dict[str, int]:
         return {}
 
     async def backlog(self) -> int:

@@ -248,7 +248,9 @@ def test_a_browser_opens_the_page_of_the_api_without_a_token_and_a_program_does_
     assert "script-src 'self'; connect-src 'self'" in policy
     assert "unsafe" not in policy
     assert len(re.findall("<script", answer.text)) == 1
-    assert re.search(r'<script type="module" src="/assets/[0-9a-f]{16}/docs.js"></script>', answer.text)
+    assert re.search(
+        r'<script type="module" src="/assets/[0-9a-f]{16}/docs.js"></script>', answer.text
+    )
     for path in ("//openapi.json", "/runs", "//metrics", "//docs/", "//docs/x"):
         assert plain("GET", path, headers=html).status_code in (401, 404), path
     assert plain("GET", "/runs", headers=html).status_code == 401

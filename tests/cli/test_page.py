@@ -77,7 +77,9 @@ def test_a_failed_run_names_its_link_only_while_a_server_runs(tmp_path: Path) ->
     server = Server(tmp_path)
     try:
         failed = dovetail(tmp_path, "run", "flow.yaml")
-        link = re.search(r"on the page:  (http://127\.0\.0\.1:\d+/#/runs/([0-9a-f]{32}))", failed.stdout)
+        link = re.search(
+            r"on the page:  (http://127\.0\.0\.1:\d+/#/runs/([0-9a-f]{32}))", failed.stdout
+        )
         assert link is not None, failed.stdout
         assert link[1].startswith(server.url)
         opened = dovetail(tmp_path, "open", link[2][:6])
@@ -138,7 +140,7 @@ def test_run_web_serves_the_page_in_a_terminal_until_ctrl_c(tmp_path: Path) -> N
         url, run_id = link[1].decode(), link[2].decode()
         got = httpx2.get(f"{url}/api/v1/runs/{run_id}", trust_env=False).json()
         assert got["status"] == "COMPLETED"
-        assert "<div id=\"app\">" in httpx2.get(url, trust_env=False).text
+        assert '<div id="app">' in httpx2.get(url, trust_env=False).text
         assert live_server(tmp_path / ".dovetail" / "dovetail.db") == url
         running.send_signal(signal.SIGINT)
         assert running.wait(SECONDS) == 0

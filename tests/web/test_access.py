@@ -1,4 +1,4 @@
-"""Every screen for everybody: axe-core in light and dark, a phone, the focus, a server with tokens."""
+"""Every screen for everybody: axe-core in light and dark, a phone, the focus, tokens."""
 
 from __future__ import annotations
 

@@ -413,12 +413,12 @@ LOOK_SECONDS = 1.0
 async def queues(here: Here) -> Response:
     alive = [one for one in await here.fleet.workers() if one["alive"]]
     serving = Counter(name for worker in alive for name in worker["handlers"])
-    depths = await here.fleet.depths()
-    items = [
-        {"handler": name, "waiting": waiting, "workers": serving[name]}
-        for name, waiting in sorted(depths.items())
-    ]
     running, parked, complete = await _work(here.commands)
+    waiting = await here.fleet.waiting(Counter(one["handler"] for one in running))
+    items = [
+        {"handler": name, "waiting": count, "workers": serving[name]}
+        for name, count in sorted(waiting.items())
+    ]
     limits = [
         {
             **await here.commands.rate_limit(tag),
@@ -427,9 +427,7 @@ async def queues(here: Here) -> Response:
         }
         for tag, times in sorted(parked.items())
     ]
-    return json_answer(
-        {"items": items, "parked": limits, "running": running, "complete": complete}
-    )
+    return json_answer({"items": items, "parked": limits, "running": running, "complete": complete})
 
 
 async def _work(
@@ -496,10 +494,9 @@ class ThisProcess:
     async def drop_dead_letter(self, letter_id: str) -> bool:
         return False
 
-    async def depths(self) -> dict[str, int]:
-        return dict.fromkeys((handler["name"] for handler in self._handlers), 0) | dict(
-            self._depths()
-        )
+    async def waiting(self, running: Mapping[str, int]) -> dict[str, int]:
+        known = dict.fromkeys((handler["name"] for handler in self._handlers), 0)
+        return known | dict(self._depths())
 
     async def backlog(self) -> int:
         now = self._commands.clock()

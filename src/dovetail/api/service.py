@@ -159,8 +159,11 @@ class Fleet(Protocol):
         """Whether it was there."""
         ...
 
-    async def depths(self) -> Mapping[str, int]:
-        """How many nodes wait for a worker, by handler; every known handler is there."""
+    async def waiting(self, running: Mapping[str, int]) -> Mapping[str, int]:
+        """How many nodes wait for a worker, by handler; every known handler is there.
+
+        `running` is how many nodes of each handler run: a queue may hold these until they end.
+        """
         ...
 
     async def backlog(self) -> int:

@@ -120,9 +120,7 @@ async def page_beside(
     fleet = ThisProcess(commands, handlers, settings.concurrency)
     service = ApiService(commands, fleet, settings)
     app = create_app(service, __version__, applications=[documents_router])
-    serving = asyncio.ensure_future(
-        serve(app, sockets, service.closing, settings.max_connections)
-    )
+    serving = asyncio.ensure_future(serve(app, sockets, service.closing, settings.max_connections))
     try:
         with announced_address(settings.db, url_of(sockets)):
             yield url_of(sockets)

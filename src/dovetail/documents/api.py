@@ -125,7 +125,7 @@ class DocumentStatistics(Reply):
     sentences: list[str] = Field(description="the same for people, the answer first")
 
 
-_REVIEW = {
+_REVIEW: dict[str, Any] = {
     "document_id": DOCUMENT,
     "file_path": "/srv/inbox/invoice.pdf",
     "sha256": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",

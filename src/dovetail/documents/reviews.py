@@ -152,7 +152,7 @@ class SqlReviewStore(ABC):
         return [_review_of(row) for row in self._read("page", status, after, prefix, most)]
 
     def counts(self) -> dict[str, int]:
-        return {status: count for status, count in self._read("counts")}
+        return {row[0]: row[1] for row in self._read("counts")}
 
     def change(self, document_id: str, rule: Rule) -> Review:
         _, after = self._update("get", (document_id,), _review_of, rule, "put", _row_of)
@@ -316,9 +316,7 @@ class Reviews:
             if before is None:
                 raise NotFound(f"no review of '{document_id}' in {self.out}")
             if seen is not None and seen != _rfc3339(before.updated_at):
-                raise Conflict(
-                    f"the review of '{document_id}' was changed since; look at it again"
-                )
+                raise Conflict(f"the review of '{document_id}' was changed since; look at it again")
             return decision(before)
 
         rule(self._store.get(document_id))  # without a review, create no file

@@ -144,8 +144,14 @@ export function ReviewScreen({ id }) {
   const [name, setName] = useState(sessionStorage.getItem(NAME) ?? "");
   const form = useRef(null);
   const { review, draft, error } = state;
+  // What was typed last: a key may come before the page is drawn again.
+  const typed = useRef(null);
+  const show = (found) => {
+    typed.current = draftOf(found);
+    setState({ review: found, draft: typed.current, error: null });
+  };
   const load = () => get(path("documents", "reviews", id)).then(
-    (found) => setState({ review: found, draft: draftOf(found), error: null }),
+    show,
     (problem) => setState((now) => ({ ...now, error: problem })),
   );
   useEffect(() => { load(); }, [id]);
@@ -157,14 +163,14 @@ export function ReviewScreen({ id }) {
     form.current?.querySelector(`[data-field="${least ?? "type"}"] input, [data-field="${least ?? "type"}"] select`)?.focus();
   }, [review?.document_id]);
   const act = async (verb) => {
-    const fields = changesOf(review, draft);
+    const fields = changesOf(review, typed.current);
     const changed = Object.keys(fields).length > 0;
     if (verb === "correct" && !changed) return;
     setBusy(true);
     try {
       const body = { ...(changed ? { fields } : {}), ...(name.trim() ? { by: name.trim() } : {}), seen: review.updated_at };
       const done = await post(path("documents", "reviews", id, verb), body);
-      setState({ review: done, draft: draftOf(done), error: null });
+      show(done);
       if (verb === "approve") await next();
     } catch (problem) {
       setState((now) => ({ ...now, error: problem }));
@@ -202,7 +208,7 @@ export function ReviewScreen({ id }) {
       <${Original} key=${`${review.document_id} ${review.sha256}`} id=${review.document_id} picture=${review.has_picture} />
       <form ref=${form} class="fields" aria-label="Fields" onSubmit=${(event) => { event.preventDefault(); act("approve"); }}>
         <h2>What was found</h2>
-        ${Object.keys(words).map((one) => html`<${Field} key=${one} name=${one} review=${review} draft=${draft} set=${(more) => setState({ ...state, draft: more })} />`)}
+        ${Object.keys(words).map((one) => html`<${Field} key=${one} name=${one} review=${review} draft=${draft} set=${(more) => { typed.current = more; setState({ ...state, draft: more }); }} />`)}
         <label class="field"><span>Your name</span><input autocomplete="name" placeholder="api" value=${name} onInput=${keepName} /></label>
         <${Trouble} error=${error} again=${error?.status === 409 ? load : null} />
         <div class="actions sticky">

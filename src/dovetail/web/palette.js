@@ -99,7 +99,7 @@ function Palette({ documents, close, open }) {
     event.preventDefault();
   };
   return html`<div class="palette">
-    <input type="search" role="combobox" aria-expanded="true" aria-controls="choices" aria-activedescendant=${choices.length ? `choice-${chosen}` : null} aria-label="Find a run, a workflow, a screen or an action"
+    <input type="text" autocomplete="off" role="combobox" aria-expanded="true" aria-controls="choices" aria-activedescendant=${choices.length ? `choice-${chosen}` : null} aria-label="Find a run, a workflow, a screen or an action"
       placeholder="A run's id or params, a workflow, a screen, an action" autofocus value=${text} onInput=${(e) => { setText(e.currentTarget.value); setAt(0); }} onKeyDown=${key} />
     <ul id="choices" class="plain" role="listbox" aria-label="Choices" ref=${list}>
       ${choices.map((choice, n) => html`<li key=${`${choice.group} ${choice.words} ${n}`} id=${`choice-${n}`} role="option" aria-selected=${n === chosen ? "true" : "false"} onClick=${() => take(choice)}>
