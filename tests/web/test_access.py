@@ -112,10 +112,11 @@ def test_axe_finds_nothing_on_any_screen(
     expect(page.get_by_role("option").first).to_be_visible()
     found |= {"the palette": wrong} if (wrong := violations(page, *rules)) else {}
     page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
     page.keyboard.press("?")
     expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
     found |= {"the keys": wrong} if (wrong := violations(page, *rules)) else {}
-    page.goto(f"{server.url}/#/runs/{names['run']}")
+    page.goto(f"{server.url}/#/runs/{names['run']}")  # another screen closes it
     page.get_by_role("button", name="Retry…").first.click()
     expect(page.locator(".plan")).to_be_visible()
     found |= {"retry": wrong} if (wrong := violations(page, *rules)) else {}

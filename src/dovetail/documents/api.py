@@ -32,6 +32,7 @@ from dovetail.api.responses import (
     page_size,
     reply,
 )
+from dovetail.api.security import actor_of
 from dovetail.core.errors import Conflict, NotFound, PermanentError, RetryableError, StoreError
 from dovetail.documents.files import default_out, is_file_name
 from dovetail.documents.metrics import HANDLERS, TARGET, settle_ended, statistics_of
@@ -153,7 +154,7 @@ _DETAIL = {**_REVIEW, "confidences": {"total": 0.9}, "warnings": [], "has_pictur
 _NAME = TEXT._replace(
     expected=f"a name of 1 to {MAX_NAME} characters",
     fits=lambda value: isinstance(value, str) and 0 < len(value.strip()) <= MAX_NAME,
-    schema={"type": ["string", "null"], "description": "who says so; default: api"},
+    schema={"type": ["string", "null"], "description": "who says so; default: the caller"},
 )
 _SEEN = TEXT._replace(
     schema={
@@ -353,10 +354,11 @@ def _content(review: Review) -> bytes:
 )
 async def correct(document_id: str, request: Request, here: Here) -> Response:
     changes, by, seen = (await _CORRECT.read(request, here)).fields.values()
+    actor = actor_of(request)
 
     def work() -> dict[str, Any]:
         _found(document_id)
-        return _detail(_reviews().correct(document_id, changes, by=by or "api", seen=seen))
+        return _detail(_reviews().correct(document_id, changes, by=by or actor, seen=seen))
 
     return json_answer(await _blocking(work))
 
@@ -370,10 +372,11 @@ async def correct(document_id: str, request: Request, here: Here) -> Response:
 )
 async def approve(document_id: str, request: Request, here: Here) -> Response:
     changes, by, seen = (await _APPROVE.read(request, here)).fields.values()
+    actor = actor_of(request)
 
     def work() -> dict[str, Any]:
         _found(document_id)
-        return _detail(_reviews().approve(document_id, changes, by=by or "api", seen=seen))
+        return _detail(_reviews().approve(document_id, changes, by=by or actor, seen=seen))
 
     return json_answer(await _blocking(work))
 

@@ -54,7 +54,7 @@ function Screen({ at }) {
   if (first === "batches") return html`<${Later} key=${second} load=${batches} part="BatchScreen" isScreen id=${second} query=${at.query} />`;
   if (first === "documents" && second === undefined) return html`<${Later} key="documents" load=${documents} part="DocumentsScreen" isScreen query=${at.query} />`;
   if (first === "documents") return html`<${Later} key=${second} load=${documents} part="ReviewScreen" isScreen id=${second} />`;
-  return html`<main><${Empty}>There is no such screen. <a href=${link(["runs"])}>All runs</a><//></main>`;
+  return html`<main tabindex="-1"><h1>Not found</h1><${Empty}>There is no such screen. <a href=${link(["runs"])}>All runs</a><//></main>`;
 }
 
 // ── keys ────────────────────────────────────────────────────────────────────────────────
@@ -89,6 +89,7 @@ function App() {
   const [overlay, setOverlay] = useState(null);
   const [hasDocuments, setDocuments] = useState(false);
   useKeys(setOverlay);
+  useEffect(() => setOverlay(null), [at.parts.join("/")]);
   useEffect(() => {
     if (!needed) get("/documents").then((found) => setDocuments(found.in_use), () => {});
   }, [needed, generation]);
@@ -98,8 +99,8 @@ function App() {
     document.title = `${parts}Dovetail`;
   }, [at]);
   return html`
-    <a class="skip" href="#main" onClick=${(e) => { e.preventDefault(); document.querySelector("main")?.focus(); }}>To the content</a>
     <header class="top">
+      <button class="skip" onClick=${() => document.querySelector("main")?.focus()}>To the content</button>
       <a class="brand" href=${link(["runs"])}>Dovetail</a>
       <nav aria-label="Screens">
         ${to("Runs", ["runs"])}${to("Workflows", ["workflows"])}${to("Batches", ["batches"])}${to("Operations", ["operations"])}${hasDocuments && to("Documents", ["documents"])}
@@ -110,7 +111,7 @@ function App() {
     </header>
     <div role="status" aria-live="polite">${lost && html`<p class="lost">The server does not answer. The page shows the last known state and tries again.</p>`}</div>
     ${needed ? html`<${TokenForm} key=${wrong} wrong=${wrong} />` : html`<${Screen} key=${generation} at=${at} />`}
-    ${overlay && !needed && html`<${Later} load=${palette} part="Overlay" what=${overlay} documents=${hasDocuments} open=${setOverlay} close=${() => setOverlay(null)} />`}`;
+    ${overlay && !needed && html`<${Later} load=${palette} part="Overlay" what=${overlay} documents=${hasDocuments} open=${setOverlay} close=${() => setOverlay((now) => (now === overlay ? null : now))} />`}`;
 }
 
 render(html`<${App} />`, document.getElementById("app"));

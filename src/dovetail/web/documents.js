@@ -209,7 +209,7 @@ export function ReviewScreen({ id }) {
       <form ref=${form} class="fields" aria-label="Fields" onSubmit=${(event) => { event.preventDefault(); act("approve"); }}>
         <h2>What was found</h2>
         ${Object.keys(words).map((one) => html`<${Field} key=${one} name=${one} review=${review} draft=${draft} set=${(more) => { typed.current = more; setState({ ...state, draft: more }); }} />`)}
-        <label class="field"><span>Your name</span><input autocomplete="name" placeholder="api" value=${name} onInput=${keepName} /></label>
+        <label class="field"><span>Your name</span><input autocomplete="name" placeholder="the token’s, if you leave this empty" value=${name} onInput=${keepName} /></label>
         <${Trouble} error=${error} again=${error?.status === 409 ? load : null} />
         <div class="actions sticky">
           <button class="primary" type="submit" disabled=${busy}>${changed ? `Correct ${changed} and approve` : "Approve"}, next</button>

@@ -97,7 +97,7 @@ function Queues() {
     ${!items && !error && html`<${Loading} />`}
     ${items && items.length === 0 && html`<${Empty}>No handler is known yet. A worker announces its handlers when it starts: <code>dovetail worker</code><//>`}
     ${items && items.length > 0 && html`<p>${waiting === 0 ? "No node waits for a worker." : `${plural(waiting, "node")} ${waiting === 1 ? "waits" : "wait"} for a worker.`}</p>
-      <${Table} label="Queues" heads=${["Handler", "Waiting", "Workers that have it", ""]}>
+      <${Table} label="Handlers" heads=${["Handler", "Waiting", "Workers that have it", "Problem"]}>
         ${items.map((one) => html`<tr key=${one.handler}><th scope="row"><code>${one.handler}</code></th><td class="number">${one.waiting.toLocaleString()}</td><td class="number">${one.workers}</td>
           <td>${one.waiting > 0 && one.workers === 0 && html`<${Mark} kind="failed" icon="✕">no worker has this handler: start one with --handlers<//>`}</td></tr>`)}
       <//>`}`;
