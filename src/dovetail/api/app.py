@@ -363,7 +363,8 @@ def _statuses(path: str, call: Part) -> Iterator[int]:
 # ── the document as a page ───────────────────────────────────────────────────────────────
 
 STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
+background: Canvas; color: CanvasText }
 code { font: 14px ui-monospace, monospace } h2 { margin: 2rem 0 .5rem; font-size: 1.1rem }
 table { border-collapse: collapse; table-layout: fixed; width: 100% }
 td { border-top: 1px solid #8884; padding: .4rem .6rem .4rem 0; vertical-align: top;
