@@ -373,7 +373,9 @@ pre { font: 13px ui-monospace, monospace; overflow-x: auto; margin: .2rem 0 .6re
 small, summary { opacity: .8 } :root { color-scheme: light dark }
 button, input, textarea { font: inherit; padding: .2rem .5rem } textarea { width: 100%;
 box-sizing: border-box; font-family: ui-monospace, monospace } button { cursor: pointer }
-form label { display: block; margin: .3rem 0 } form input { width: 60% } .try { margin: .4rem 0 }
+form label { display: grid; grid-template-columns: 12rem 1fr; gap: .5rem; margin: .3rem 0 }
+form label:has(textarea) { grid-template-columns: 1fr } .try { margin: .4rem 0 }
+@media (max-width: 40rem) { form label { grid-template-columns: 1fr } }
 .reply { border-left: 3px solid #8888; padding-left: .6rem } .reply pre { max-height: 24rem;
 overflow: auto } .token { border: 1px solid #8884; padding: .6rem; margin: 1rem 0 }
 """

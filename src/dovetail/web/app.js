@@ -93,6 +93,9 @@ function App() {
   useEffect(() => {
     if (!needed) get("/documents").then((found) => setDocuments(found.in_use), () => {});
   }, [needed, generation]);
+  const bar = useRef(null);
+  // On a phone not all screens fit into the bar: the current one is scrolled into view.
+  useEffect(() => bar.current.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" }), [section, hasDocuments]);
   const to = (words, parts) => html`<a href=${link(parts)} aria-current=${section === parts[0] ? "page" : null}>${words}</a>`;
   useEffect(() => {
     const parts = at.parts.length > 1 ? `${at.parts[1]} · ` : "";
@@ -102,11 +105,11 @@ function App() {
     <header class="top">
       <button class="skip" onClick=${() => document.querySelector("main")?.focus()}>To the content</button>
       <a class="brand" href=${link(["runs"])}>Dovetail</a>
-      <nav aria-label="Screens">
+      <nav aria-label="Screens" ref=${bar}>
         ${to("Runs", ["runs"])}${to("Workflows", ["workflows"])}${to("Batches", ["batches"])}${to("Operations", ["operations"])}${hasDocuments && to("Documents", ["documents"])}
       </nav>
       <span class="grow"></span>
-      ${!needed && html`<button class="find" aria-keyshortcuts="Control+K" onClick=${() => setOverlay("palette")}>Find… <kbd aria-hidden="true">Ctrl-K</kbd></button>`}
+      ${!needed && html`<button class="find" aria-keyshortcuts="Control+K" onClick=${() => setOverlay("palette")} aria-label="Find"><span aria-hidden="true">⌕ <span class="words">Find…</span> <kbd>Ctrl-K</kbd></span></button>`}
       ${hasToken() && !needed && html`<button class="quiet" onClick=${forgetToken}>Forget the token</button>`}
     </header>
     <div role="status" aria-live="polite">${lost && html`<p class="lost">The server does not answer. The page shows the last known state and tries again.</p>`}</div>

@@ -95,7 +95,7 @@ export function BatchScreen({ id, query }) {
     <${Tabs} label="Runs of the batch" current=${state} items=${states.map((one) => [one, one ? `${STATES[one][1]} (${batch.counts[one].toLocaleString()})` : "all", link(["batches", id], { state: one || "all" })])} />
     ${runs.items === null && !runs.error && html`<${Loading} />`}
     ${runs.items && runs.items.length === 0 && html`<${Empty}>No run of this batch is in this state.<//>`}
-    ${runs.items && runs.items.length > 0 && html`<${Table} label="Runs" heads=${state ? ["State", "Run", "Params", "Error"] : ["State", "Item", "Run"]}>
+    ${runs.items && runs.items.length > 0 && html`<${Table} label="Runs" kind=${state ? "stack" : "narrow"} heads=${state ? ["State", "Run", "Params", "Error"] : ["State", "#Item", "Run"]}>
       ${runs.items.map((run) => html`<tr key=${run.run_id}><td><${State} of=${run.status} /></td>
         ${!state && html`<td class="number">${run.index}</td>`}
         <td><a href=${link(["runs", run.run_id])}><code>${run.run_id.slice(0, 8)}</code></a></td>

@@ -45,8 +45,8 @@ function TryIt({ call }) {
   const what = `${call.method} ${call.path}`;
   if (!open) return html`<button aria-label=${`Try ${what}`} onClick=${() => setOpen(true)}>Try it</button>`;
   return html`<form aria-label=${what} onSubmit=${send}>
-    ${call.params.map((one) => html`<label>${one.name} <small>${one.in}</small> <input value=${values[one.name] ?? ""} onInput=${set(one.name)} /></label>`)}
-    ${call.has_body && html`<label>body, JSON or YAML <textarea rows="6" spellcheck=${false} value=${values[""]} onInput=${set("")}></textarea></label>`}
+    ${call.params.map((one) => html`<label><span>${one.name} <small>${one.in}</small></span> <input value=${values[one.name] ?? ""} onInput=${set(one.name)} /></label>`)}
+    ${call.has_body && html`<label><span>body, JSON or YAML</span> <textarea rows="6" spellcheck=${false} value=${values[""]} onInput=${set("")}></textarea></label>`}
     <button type="submit">Send</button> <button type="button" onClick=${() => setOpen(false)}>Close</button>
     ${reply && html`<div class="reply" role="status"><p>${reply.status}</p><pre tabindex="0" aria-label="Reply">${reply.text}</pre></div>`}
   </form>`;
@@ -57,7 +57,7 @@ function Token() {
   const [given, setGiven] = useState("");
   if (hasToken()) return html`<p class="token">Calls are sent with the token of this tab. <button onClick=${forgetToken}>Forget it</button></p>`;
   return html`<form class="token" onSubmit=${(event) => { event.preventDefault(); if (given.trim()) useToken(given.trim()); }}>
-    <label>Token, if this server needs one <input type="password" autocomplete="off" value=${given} onInput=${(e) => setGiven(e.currentTarget.value)} /></label>
+    <label><span>Token, if the server needs one</span> <input type="password" autocomplete="off" value=${given} onInput=${(e) => setGiven(e.currentTarget.value)} /></label>
     <button type="submit">Use it</button> <small>It is kept until you close this tab.</small>
   </form>`;
 }

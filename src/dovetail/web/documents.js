@@ -52,7 +52,7 @@ export function DocumentsScreen({ query }) {
     ${items?.length === 0 && (status === "pending" && counts?.approved
       ? html`<${Empty}><p>All documents are approved.</p><//>`
       : html`<${Empty}><p>There is no document here.</p><p>Process some: <code>dovetail documents process PATH</code>. This server shows the folder <code>${about.value?.out ?? ""}</code>; <code>DOVETAIL_DOCUMENTS_OUT</code> names another.</p><//>`)}
-    ${items?.length > 0 && html`<${Table} label="Documents" heads=${["Document", "Type", "Vendor", "Date", "Total", "Confidence", "State"]}>
+    ${items?.length > 0 && html`<${Table} label="Documents" kind="stack" heads=${["Document", "Type", "Vendor", "Date", "#Total", "Confidence", "State"]}>
       ${items.map((one) => html`<tr key=${one.document_id}><th scope="row"><a href=${link(["documents", one.document_id])}>${one.document_id}</a></th>
         <td>${one.fields.type}</td><td class="clip">${one.fields.vendor ?? ""}</td><td>${one.fields.date ?? ""}</td><td class="number">${amount(one.fields)}</td><td><${Sure} of=${one.confidence} /></td><td><${Status} of=${one.status} /></td></tr>`)}<//>`}
     ${value?.next_cursor && html`<p class="more"><a class="button" href=${link(["documents"], { ...query, after: value.next_cursor })}>More documents</a></p>`}

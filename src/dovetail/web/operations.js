@@ -42,9 +42,10 @@ export function usePolled(where, every = POLL_MS) {
 // A state that is no run's or node's: colour, icon and word as well.
 export const Mark = ({ kind, icon, children }) => html`<span class="state state-${kind}"><span class="icon" aria-hidden="true">${icon}</span>${children}</span>`;
 
-export function Table({ label, heads, children }) {
-  return html`<div class="scroller" tabindex="0" role="region" aria-label=${label}><table class="grid">
-    <thead><tr>${heads.map((head) => html`<th scope="col">${head}</th>`)}</tr></thead><tbody>${children}</tbody></table></div>`;
+// A head that begins with # is that of numbers. `kind`: "narrow", or "stack" for lines on a phone.
+export function Table({ label, heads, kind = "", children }) {
+  return html`<div class="scroller" tabindex="0" role="region" aria-label=${label}><table class="grid ${kind}">
+    <thead><tr>${heads.map((head) => html`<th scope="col" class=${head.startsWith("#") ? "number" : null}>${head.replace("#", "")}</th>`)}</tr></thead><tbody>${children}</tbody></table></div>`;
 }
 
 const plural = (count, word) => `${count.toLocaleString()} ${word}${count === 1 ? "" : "s"}`;
@@ -97,7 +98,7 @@ function Queues() {
     ${!items && !error && html`<${Loading} />`}
     ${items && items.length === 0 && html`<${Empty}>No handler is known yet. A worker announces its handlers when it starts: <code>dovetail worker</code><//>`}
     ${items && items.length > 0 && html`<p>${waiting === 0 ? "No node waits for a worker." : `${plural(waiting, "node")} ${waiting === 1 ? "waits" : "wait"} for a worker.`}</p>
-      <${Table} label="Handlers" heads=${["Handler", "Waiting", "Workers that have it", "Problem"]}>
+      <${Table} label="Handlers" kind="narrow" heads=${["Handler", "#Waiting", "#Workers that have it", "Problem"]}>
         ${items.map((one) => html`<tr key=${one.handler}><th scope="row"><code>${one.handler}</code></th><td class="number">${one.waiting.toLocaleString()}</td><td class="number">${one.workers}</td>
           <td>${one.waiting > 0 && one.workers === 0 && html`<${Mark} kind="failed" icon="✕">no worker has this handler: start one with --handlers<//>`}</td></tr>`)}
       <//>`}`;

@@ -2,7 +2,7 @@
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
 import { forgetToken, get, hasToken, path, withQuery } from "./api.js";
 import { CancelDialog, ForkDialog, RetryDialog } from "./actions.js";
-import { go, link, route } from "./route.js";
+import { go, route } from "./route.js";
 import { Dialog, STATES, isActive } from "./ui.js";
 
 const FOUND_RUNS = 8;
@@ -31,21 +31,21 @@ const KEYS = [
   ["Ctrl-Enter", "In a review: approve, and open the next document"],
 ];
 
-function actionsAt(at, run, open) {
-  const found = [];
-  if (run) {
-    const name = `${run.workflow} ${run.run_id.slice(0, 8)}`;
-    if (!isActive(run)) found.push([`Retry this run: ${name}`, () => open("retry")]);
-    else found.push([`Cancel this run: ${name}`, () => open("cancel")]);
-    found.push([`Fork this run: ${name}`, () => open("fork")]);
-  }
-  if (at.parts[0] === "workflows" && at.parts[1]) found.push([`Show the runs of ${at.parts[1]}`, () => go(["runs"], { workflow: at.parts[1] })]);
-  found.push(["Copy the address of this screen", () => navigator.clipboard.writeText(location.href)]);
-  found.push(["Show the keys", () => open("keys")]);
-  found.push(["Open the API's page, with a form for each call", () => location.assign("/docs")]);
-  if (hasToken()) found.push(["Forget the token", forgetToken]);
-  return found;
+// What can be done with the run or workflow of this screen, and what can be done anywhere.
+function actionsHere(at, run, open) {
+  if (at.parts[0] === "workflows" && at.parts[1]) return [[`Show the runs of ${at.parts[1]}`, () => go(["runs"], { workflow: at.parts[1] })]];
+  if (!run) return [];
+  const name = `${run.workflow} ${run.run_id.slice(0, 8)}`;
+  const move = isActive(run) ? [`Cancel this run: ${name}`, () => open("cancel")] : [`Retry this run: ${name}`, () => open("retry")];
+  return [move, [`Fork this run: ${name}`, () => open("fork")]];
 }
+
+const actionsAnywhere = (open) => [
+  ["Show the keys", () => open("keys")],
+  ["Copy the address of this screen", () => navigator.clipboard.writeText(location.href)],
+  ["Open the page of the API, with a form for each call", () => location.assign("/docs")],
+  ...(hasToken() ? [["Forget the token", forgetToken]] : []),
+];
 
 // What fits the words: screens and actions at once, workflows and runs as the server finds them.
 function useChoices(text, documents, open) {
@@ -70,11 +70,13 @@ function useChoices(text, documents, open) {
   const wanted = text.trim().toLowerCase().split(/\s+/).filter(Boolean);
   const fits = (words) => wanted.every((part) => words.toLowerCase().includes(part));
   const screens = SCREENS.filter(([words]) => documents || words !== "Documents");
+  const actions = (found) => found.filter(([words]) => fits(words)).map(([words, act]) => ({ group: "action", words, act }));
   return [
-    ...actionsAt(at, run, open).filter(([words]) => fits(words)).map(([words, act]) => ({ group: "action", words, act })),
+    ...actions(actionsHere(at, run, open)),
     ...screens.filter(([words]) => fits(words)).map(([words, parts, , query]) => ({ group: "screen", words, act: () => go(parts, query) })),
     ...workflows.filter((one) => fits(one.name)).slice(0, FOUND_WORKFLOWS).map((one) => ({ group: "workflow", words: one.name, act: () => go(["workflows", one.name]) })),
     ...runs.map((one) => ({ group: "run", words: `${one.workflow} ${one.run_id.slice(0, 8)}`, state: one.status, act: () => go(["runs", one.run_id]) })),
+    ...actions(actionsAnywhere(open)),
   ];
 }
 
