@@ -151,6 +151,7 @@ _REVIEW: dict[str, Any] = {
     "corrected_at": None,
 }
 _DETAIL = {**_REVIEW, "confidences": {"total": 0.9}, "warnings": [], "has_picture": False}
+_BYTES = {"type": "string", "format": "binary"}
 _NAME = TEXT._replace(
     expected=f"a name of 1 to {MAX_NAME} characters",
     fits=lambda value: isinstance(value, str) and 0 < len(value.strip()) <= MAX_NAME,
@@ -313,7 +314,7 @@ async def text(document_id: str, here: Here) -> Response:
     "/reviews/{document_id}/file",
     summary="The document itself",
     response_class=Response,
-    responses={200: {"content": {"application/octet-stream": {}}}, 409: {}},
+    responses={200: {"content": {"application/octet-stream": {"schema": _BYTES}}}, 409: {}},
 )
 async def file(document_id: str, here: Here) -> Response:
     content = await _blocking(lambda: _content(_found(document_id)))
