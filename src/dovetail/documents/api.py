@@ -46,7 +46,7 @@ from dovetail.documents.reviews import (
     open_reviews,
 )
 
-router = APIRouter(prefix="/documents", tags=["documents"])
+router = APIRouter(prefix="/documents", tags=["documents"], responses={409: {}})
 
 T = TypeVar("T")
 
@@ -314,7 +314,7 @@ async def text(document_id: str, here: Here) -> Response:
     "/reviews/{document_id}/file",
     summary="The document itself",
     response_class=Response,
-    responses={200: {"content": {"application/octet-stream": {"schema": _BYTES}}}, 409: {}},
+    responses={200: {"content": {"application/octet-stream": {"schema": _BYTES}}}},
 )
 async def file(document_id: str, here: Here) -> Response:
     content = await _blocking(lambda: _content(_found(document_id)))
@@ -350,7 +350,7 @@ def _content(review: Review) -> bytes:
     "/reviews/{document_id}/correct",
     summary="Set fields of a review; no extraction changes them after that",
     response_model=ReviewDetail,
-    responses={200: reply(_DETAIL), 409: {}},
+    responses={200: reply(_DETAIL)},
     openapi_extra=_CORRECT.openapi,
 )
 async def correct(document_id: str, request: Request, here: Here) -> Response:
@@ -368,7 +368,7 @@ async def correct(document_id: str, request: Request, here: Here) -> Response:
     "/reviews/{document_id}/approve",
     summary="Say that the fields are right, after these corrections if there are any",
     response_model=ReviewDetail,
-    responses={200: reply(_DETAIL), 409: {}},
+    responses={200: reply(_DETAIL)},
     openapi_extra=_APPROVE.openapi,
 )
 async def approve(document_id: str, request: Request, here: Here) -> Response:
