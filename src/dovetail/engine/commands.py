@@ -103,6 +103,13 @@ MAX_MOVED_RUNS = 1_000
 """That one call retries or cancels."""
 MAX_BATCHES_PER_PAGE = 100
 """In a page: each is counted."""
+MAX_WORKFLOWS_WITH_RUNS = 100
+"""In a page that has the last runs of each."""
+WORKFLOWS_AT_ONCE = 10
+"""Whose last runs are read at the same time."""
+MAX_LAST_RUNS = 20
+"""Of each workflow in a list."""
+LAST_RUN_FIELDS = ("run_id", "version", "status", "created_at", "finished_at", "duration")
 MAX_SEARCHED_RUNS = 5_000
 SEARCH_SECONDS = 1.0
 """For one page of runs: a search that finds little ends after so much."""
@@ -216,8 +223,27 @@ class Commands:
     async def workflow(self, name: str, version: int | str | None = None) -> dict[str, Any]:
         return await self.records.workflow(name, version)
 
-    async def workflows(self, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
-        return await self.records.workflows(limit=limit, cursor=cursor)
+    async def workflows(
+        self, *, limit: int = 50, cursor: str | None = None, runs: int = 0
+    ) -> dict[str, Any]:
+        if not runs:
+            return await self.records.workflows(limit=limit, cursor=cursor)
+        page = await self.records.workflows(
+            limit=min(limit, MAX_WORKFLOWS_WITH_RUNS), cursor=cursor
+        )
+        items = page["items"]
+        for first in range(0, len(items), WORKFLOWS_AT_ONCE):
+            part = items[first : first + WORKFLOWS_AT_ONCE]
+            found = await asyncio.gather(*(self._last_runs(item["name"], runs) for item in part))
+            for item, last in zip(part, found, strict=True):
+                item["runs"] = last
+            await asyncio.sleep(0)  # others get their turn, also where reading does not wait
+        return page
+
+    async def _last_runs(self, workflow: str, count: int) -> list[dict[str, Any]]:
+        query = RunQuery(workflow=workflow, limit=min(count, MAX_LAST_RUNS), max_result_bytes=0)
+        found = await self.records.list_runs(query)
+        return [{name: run[name] for name in LAST_RUN_FIELDS} for run in found["items"]]
 
     async def versions(self, name: str) -> dict[str, Any]:
         return await self.records.versions(name)
@@ -252,6 +278,10 @@ class Commands:
 
     async def workflow_graph(self, name: str, version: int | str | None = None) -> dict[str, Any]:
         return await self._layout((await self._compile(name, version)).graph)
+
+    async def definition_graph(self, definition: Workflow) -> dict[str, Any]:
+        graph = await asyncio.to_thread(build_graph, definition, self.default_retries)
+        return await self._layout(graph)
 
     async def run_graph(self, run_id: str) -> dict[str, Any]:
         return await self._layout((await self.store.load(run_id, outputs=False)).graph)

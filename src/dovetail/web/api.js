@@ -89,9 +89,21 @@ export async function reread(where, known, signal) {
   return { value: await reply.json(), tag: reply.headers.get("ETag") };
 }
 
-export async function post(where, body, headers) {
-  const reply = await send("POST", where, { body, headers });
+export async function post(where, body, headers, signal) {
+  const reply = await send("POST", where, { body, headers, signal });
   return reply.status === 204 ? null : reply.json();
+}
+
+export async function put(where, body, headers) {
+  return (await send("PUT", where, { body, headers })).json();
+}
+
+export async function remove(where, headers) {
+  await send("DELETE", where, { headers });
+}
+
+export async function getText(where, accept, signal) {
+  return (await send("GET", where, { headers: { Accept: accept }, signal })).text();
 }
 
 export async function download(where, accept, name) {

@@ -5,8 +5,11 @@ import { link, route } from "./route.js";
 import { RunScreen } from "./run.js";
 import { RunsScreen } from "./runs.js";
 import { useStore } from "./store.js";
-import { Empty } from "./ui.js";
-import { WorkflowScreen, WorkflowsScreen } from "./workflows.js";
+import { Empty, Lazy } from "./ui.js";
+import { WorkflowScreen } from "./workflow.js";
+import { WorkflowsScreen } from "./workflows.js";
+
+const loadEditor = () => import("./editor.js");
 
 function TokenForm({ wrong }) {
   const [given, setGiven] = useState("");
@@ -29,8 +32,9 @@ function Screen({ at }) {
   const [first, second, third] = at.parts;
   if (first === "runs" && second === undefined) return html`<${RunsScreen} query=${at.query} />`;
   if (first === "runs") return html`<${RunScreen} key=${second} id=${second} tab=${third} query=${at.query} />`;
-  if (first === "workflows" && second === undefined) return html`<${WorkflowsScreen} />`;
-  if (first === "workflows") return html`<${WorkflowScreen} key=${second} name=${second} query=${at.query} />`;
+  if (first === "workflows" && second === undefined) return html`<${WorkflowsScreen} query=${at.query} />`;
+  if (first === "workflows") return html`<${WorkflowScreen} key=${second} name=${second} tab=${third} query=${at.query} />`;
+  if (first === "editor") return html`<${Lazy} load=${loadEditor} name="EditorScreen" key=${`${at.query.workflow}@${at.query.version}`} query=${at.query} />`;
   return html`<main><${Empty}>There is no such screen. <a href=${link(["runs"])}>All runs</a><//></main>`;
 }
 
@@ -49,7 +53,7 @@ function App() {
       <a class="brand" href=${link(["runs"])}>Dovetail</a>
       <nav aria-label="Screens">
         <a href=${link(["runs"])} aria-current=${section === "runs" ? "page" : null}>Runs</a>
-        <a href=${link(["workflows"])} aria-current=${section === "workflows" ? "page" : null}>Workflows</a>
+        <a href=${link(["workflows"])} aria-current=${section === "workflows" || section === "editor" ? "page" : null}>Workflows</a>
       </nav>
       <span class="grow"></span>
       ${hasToken() && !needed && html`<button class="quiet" onClick=${forgetToken}>Forget the token</button>`}

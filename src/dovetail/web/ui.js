@@ -106,6 +106,40 @@ export function Tabs({ label, items, current }) {
   </nav>`;
 }
 
+// ── what a screen reads ─────────────────────────────────────────────────────────────────
+
+// Reads an address of the API, or calls `read`, again whenever `where` changes. The value of before
+// stays until the new one is there, so that a change of a version does not blink.
+export function useRead(where, read = get) {
+  const [state, setState] = useState({ value: null, error: null, of: null });
+  const [turn, setTurn] = useState(0);
+  useEffect(() => {
+    if (!where) return undefined;
+    const leaving = new AbortController();
+    read(where, leaving.signal).then(
+      (value) => leaving.signal.aborted || setState({ value, error: null, of: where }),
+      (error) => leaving.signal.aborted || setState({ value: null, error, of: where }),
+    );
+    return () => leaving.abort();
+  }, [where, turn]);
+  return { ...state, isNew: state.of === where, again: () => setTurn((n) => n + 1) };
+}
+
+// A component of a module that is loaded when it is first shown.
+export function Lazy({ load, name, ...rest }) {
+  const [state, setState] = useState({});
+  const start = () => {
+    setState({});
+    load().then(
+      (module) => setState({ component: module[name] }),
+      () => setState({ error: new Error("A part of the page cannot be loaded. The server may have another version by now: load the page again.") }),
+    );
+  };
+  useEffect(start, [name]);
+  if (state.error) return html`<${Trouble} error=${state.error} again=${start} />`;
+  return state.component ? html`<${state.component} ...${rest} />` : html`<${Loading} />`;
+}
+
 // ── lists: only the rows in view are in the document ────────────────────────────────────
 
 const ROWS_BEYOND = 8;
