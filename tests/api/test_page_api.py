@@ -124,7 +124,7 @@ def test_a_list_of_workflows_has_the_last_runs_of_each_if_it_is_asked_for_them(
     for _ in range(3):
         made.append(api.post(f"/workflows/{name}/runs")["run_id"])
         api.finished(made[-1])
-    api.register(flow(name, node("a", "fail")))
+    api.register(flow(name, node("a", "fail", config={})))
     made.append(api.post(f"/workflows/{name}/runs")["run_id"])
     api.finished(made[-1])
 

@@ -85,7 +85,7 @@ def test_the_list_shows_the_last_runs_and_how_many_of_them_failed(
     expect(row.get_by_role("img")).to_have_attribute("aria-label", re.compile("1 failed"))
     expect(page.get_by_role("listitem").filter(has_text=idle)).to_contain_text("no runs")
     run(server, name, version=1)  # while the list is open
-    expect(row).to_contain_text("1 of 3 failed")
+    expect(row).to_contain_text("1 of 3 failed", timeout=20_000)
     page.get_by_label("Search workflows").fill(name)
     expect(page.get_by_role("listitem")).to_have_count(1)
     page.get_by_label("Search workflows").fill("nothing has this")

@@ -30,9 +30,6 @@ nodes:
 const isJson = (text) => /^\s*\{/.test(text);
 const asText = (text) => ({ "Content-Type": isJson(text) ? "application/json" : "application/yaml" });
 
-// The line that names a node: `- id: fetch`, `"id": "fetch"`.
-const lineOf = (id) => new RegExp(`\\bid["']?\\s*:\\s*["']?${RegExp.escape?.(id) ?? id.replace(/[^\\w]/g, "\\$&")}\\b`);
-
 // What the server finds in the newest text. An older answer that comes late is dropped.
 function useCheck(text) {
   const [state, setState] = useState({ of: null, found: null, error: null });
@@ -124,7 +121,7 @@ function TryDialog({ text, onClose }) {
     <div class="actions"><button class="primary" type="submit" disabled=${state.busy}>Run it</button></div></form><//>`;
 }
 
-function Writing({ start, query }) {
+function Writing({ start }) {
   const [initial, setInitial] = useState(start.text);
   const [text, setText] = useState(start.text);
   const [schema, setSchema] = useState(null);
@@ -176,10 +173,6 @@ function Writing({ start, query }) {
       setOutcome({ busy: false, error: problem, made: null, refused: problem.status === 412 });
     }
   };
-  useEffect(() => {
-    const line = query.node ? text.split("\n").findIndex((one) => lineOf(query.node).test(one)) : -1;
-    if (line >= 0) setReveal({ line: line + 1, column: 1 });
-  }, [query.node]);
   const isReady = isNew && !error && found?.valid;
   const { made } = outcome;
   return html`<main tabindex="-1" class=${`wide editor${dropping ? " dropping" : ""}`} onDragOver=${over} onDragLeave=${() => setDropping(false)} onDrop=${drop}>
@@ -203,7 +196,7 @@ function Writing({ start, query }) {
       <div class="checked">
         ${found && html`<${Findings} found=${found} show=${(place) => setReveal(place)} />`}
         ${graph ? html`<div class=${found?.valid ? null : "stale"}>${!found?.valid && html`<p class="none">The graph of the last valid text:</p>`}
-          <${GivenGraph} graph=${graph} query=${query} href=${(id) => link(["editor"], { ...query, node: id })} /></div>` : html`<p class="none">The graph appears when the text is valid.</p>`}
+          <${GivenGraph} graph=${graph} /></div>` : html`<p class="none">The graph appears when the text is valid.</p>`}
       </div>
     </div>
     ${dialog && html`<${TryDialog} text=${text} onClose=${() => setDialog(false)} />`}
@@ -212,6 +205,6 @@ function Writing({ start, query }) {
 
 export function EditorScreen({ query }) {
   const { start, error } = useStart(query);
-  if (start) return html`<${Writing} start=${start} query=${query} />`;
+  if (start) return html`<${Writing} start=${start} />`;
   return html`<main tabindex="-1"><h1>Edit ${query.workflow}</h1>${error ? html`<${Trouble} error=${error} /><p><a href=${link(["workflows"])}>All workflows</a></p>` : html`<${Loading} />`}</main>`;
 }

@@ -306,12 +306,6 @@ export function GraphView({ nodes, where, query, href }) {
   return html`<${Drawing} nodes=${nodes} layout=${layout} query=${query} href=${href} />`;
 }
 
-// A layout as the API gives it that is here already: of a definition that is not registered.
-export function GivenGraph({ graph, query, href }) {
-  const layout = useMemo(() => prepared(graph), [graph]);
-  return html`<${Drawing} nodes=${graph.nodes} layout=${layout} query=${query} href=${href} />`;
-}
-
 function Drawing({ nodes, layout, query, href, plain }) {
   const isCollapsed = query.collapse ? query.collapse === "1" : nodes.length > COLLAPSED_FROM;
   const shape = useMemo(() => (isCollapsed ? collapsed(layout) : layout), [layout, isCollapsed]);

@@ -1,12 +1,13 @@
 // Registered workflows with their last runs: which of them fail is seen at once.
 import { html, useEffect, useRef, useState } from "./html.js";
-import { follow, get, pause, withQuery } from "./api.js";
+import { get, onRunEvents, pause, withQuery } from "./api.js";
 import { link, setQuery } from "./route.js";
 import { Empty, Loading, STATES, Time, Trouble } from "./ui.js";
 
 const PAGE = 50;
 const LAST_RUNS = 10;
 const REFRESH_MS = 2000;
+const POLL_MS = 10000;
 
 // An alias names a version, or several with weights.
 export function targetsOf(target) {
@@ -85,9 +86,15 @@ function useWorkflows() {
       }
     }
     refresh();
-    follow("/events", { signal, onOpen: refresh, onEvents: refresh }).catch(() => {});
+    const stop = onRunEvents(refresh);
+    // What is registered, and where aliases point, makes no event.
+    const timer = setInterval(() => document.hidden || refresh(), POLL_MS);
     control.current = { more, refresh };
-    return () => leaving.abort();
+    return () => {
+      stop();
+      clearInterval(timer);
+      leaving.abort();
+    };
   }, []);
   return { ...state, more: (cursor) => control.current.more(cursor), refresh: () => control.current.refresh() };
 }
