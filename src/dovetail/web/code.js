@@ -53,6 +53,17 @@ function common(label) {
 
 const readOnly = [EditorState.readOnly.of(true), EditorView.editable.of(false), EditorView.contentAttributes.of({ tabindex: "0" })];
 
+// Text that replaces a selection. The browser itself would keep the look of the selected lines with
+// inline styles, which the policy of the page forbids.
+const replaceSelection = EditorView.domEventHandlers({
+  beforeinput(event, view) {
+    if (event.inputType !== "insertText" || event.isComposing || event.data === null || view.state.selection.main.empty) return false;
+    view.dispatch(view.state.replaceSelection(event.data), { userEvent: "input.type", scrollIntoView: true });
+    event.preventDefault();
+    return true;
+  },
+});
+
 // Makes a view in a shadow root of an element, and follows a change between light and dark.
 function useView(make, key) {
   const host = useRef(null);
@@ -109,6 +120,7 @@ export function CodeEditor({ initial, label, onChange, complete, found, reveal, 
         highlightActiveLine(),
         indentUnit.of("  "),
         EditorState.tabSize.of(2),
+        replaceSelection,
         lintGutter(),
         autocompletion({ override: [source] }),
         keymap.of([{ key: "Mod-s", preventDefault: true, run: save }, ...completionKeymap, ...defaultKeymap, ...historyKeymap, ...lintKeymap, indentWithTab]),
