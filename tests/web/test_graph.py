@@ -79,7 +79,7 @@ def test_a_small_graph_is_painted_first_and_improved_once(
         page.get_by_role("link", name="Graph").click()
     assert ELK in worker.value.url
     expect(page.get_by_role("link", name="end, completed")).to_be_visible()
-    page.wait_for_function("document.querySelectorAll('.box').length === 4")
+    expect(page.locator("[data-layout=elk]")).to_be_visible()
     found = places(page)
     assert found["top"][1] < found["left"][1] < found["end"][1]
     assert abs(found["left"][1] - found["right"][1]) < 2
@@ -94,6 +94,7 @@ def test_the_arrow_keys_follow_the_edges_and_enter_opens_a_node(
     server: Server, open_page: OpenPage
 ) -> None:
     page = open_page(f"{server.url}/#/runs/{diamond(server)}/graph")
+    expect(page.locator("[data-layout=elk]")).to_be_visible()
     expect(page.locator(".box")).to_have_count(4)
     page.locator(".canvas").focus()
     under = page.locator(".graph [role=status]")
@@ -133,8 +134,8 @@ def test_dragging_and_zooming_move_the_graph_and_open_nothing(
 ) -> None:
     page = open_page(f"{server.url}/#/runs/{diamond(server)}/graph")
     box = page.get_by_role("link", name="top, completed")
-    expect(box).to_be_visible()
-    page.wait_for_timeout(500)  # until it is improved
+    expect(page.locator("[data-layout=elk]")).to_be_visible()
+    page.wait_for_timeout(200)
     before = box.bounding_box()
     assert before is not None
     x, y = before["x"] + 20, before["y"] + 10
@@ -223,9 +224,9 @@ def test_epochs_and_attempts_are_chosen_in_the_timeline(
     expect(page.get_by_label(re.compile("^shaky running: "))).to_have_count(1)
     page.get_by_label("Epoch").select_option("1")
     assert page.url.endswith("timeline?epoch=1")
-    parts = page.locator(".part-running")
+    parts = page.locator(".part.part-running")
     expect(parts).to_have_count(2)
-    expect(page.locator(".part-backoff")).to_have_count(1)
+    expect(page.locator(".part.part-backoff")).to_have_count(1)
     parts.nth(1).click()
     panel = page.get_by_role("complementary")
     expect(panel.get_by_role("button", name="attempt 2").first).to_have_attribute(

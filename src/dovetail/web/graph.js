@@ -475,7 +475,7 @@ function Drawing({ nodes, layout, query, href, plain }) {
       ${wanted && html`<span class="count">${found.length.toLocaleString()} found${found.length ? ", Enter goes to the next" : ""}</span>`}
       <label><input type="checkbox" checked=${isCollapsed} onChange=${(e) => setQuery({ collapse: e.currentTarget.checked ? "1" : "0", group: "" })} /> Collapse layers</label>`}
       <span class="count">${nodes.length.toLocaleString()} ${nodes.length === 1 ? "node" : "nodes"}</span></div>
-    <div class="canvas" ref=${frame} tabindex="0" role="application" aria-label=${`Graph. ${KEYS}`} onKeyDown=${keys} onClick=${pick} ...${moved.handlers}>
+    <div class="canvas" ref=${frame} data-layout=${layout.by} tabindex="0" role="application" aria-label=${`Graph. ${KEYS}`} onKeyDown=${keys} onClick=${pick} ...${moved.handlers}>
       <canvas class="lines" ref=${board} aria-hidden="true"></canvas>
       <div class="boxes" ref=${boxes}>
         ${isCollapsed

@@ -40,7 +40,7 @@ export function prepared({ nodes, edges, width, height }) {
     }
     return line;
   });
-  return { at, layers, parents, children, lines, width, height };
+  return { at, layers, parents, children, lines, width, height, by: "server" };
 }
 
 // ── ELK ─────────────────────────────────────────────────────────────────────────────────
@@ -110,7 +110,7 @@ export function useLayout(where) {
       const { length } = found.nodes;
       const better = length >= MIN_IMPROVED && length <= MAX_IMPROVED ? await improved(found, signal) : null;
       if (signal.aborted) return;
-      const best = better ? prepared(better) : first;
+      const best = better ? { ...prepared(better), by: "elk" } : first;
       keep(where, best);
       if (better) setState({ where, layout: best, error: null });
     }
