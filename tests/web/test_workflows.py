@@ -465,8 +465,7 @@ def test_the_editor_suggests_fields_handlers_and_nodes(server: Server, open_page
     assert suggested(f"{nodes}handler: sleep\n    config:\n      ") == ["seconds"]
     write(page, f"{nodes}handler: slee")
     page.keyboard.press("Control+Space")
-    expect(options.first).to_be_visible()
-    page.keyboard.press("Enter")
+    options.first.click()
     expect(page.locator(".cm-content")).to_contain_text("handler: sleep")
 
 

@@ -11,7 +11,7 @@ import {
 
 const THEME = {
   "&": { color: "var(--ink)", backgroundColor: "var(--paper)", fontSize: "13px", height: "100%" },
-  "&.cm-focused": { outline: "2px solid var(--focus)", outlineOffset: "-2px" },
+  "&.cm-focused": { outline: "none" }, // its host has the outline
   ".cm-scroller": { fontFamily: "var(--mono)", lineHeight: "1.5" },
   ".cm-content": { caretColor: "var(--ink)" },
   ".cm-cursor, .cm-dropCursor": { borderLeftColor: "var(--ink)" },
@@ -26,6 +26,7 @@ const THEME = {
   ".cm-diagnostic": { padding: "6px 10px", fontFamily: "system-ui, sans-serif", whiteSpace: "pre-wrap" },
   ".cm-diagnostic-error": { borderLeft: "4px solid var(--bad-fill)" },
   ".cm-diagnostic-warning": { borderLeft: "4px solid var(--waiting-fill)" },
+  ".cm-collapsedLines:before, .cm-collapsedLines:after": { content: "none" }, // characters that few fonts have
   ".cm-collapsedLines": { color: "var(--soft)", background: "var(--raised)", padding: "4px 8px" },
   ".cm-changedLine, .cm-insertedLine": { backgroundColor: "color-mix(in srgb, var(--ok-fill) 14%, transparent)" },
   ".cm-deletedLine, .cm-deletedChunk": { backgroundColor: "color-mix(in srgb, var(--bad-fill) 14%, transparent)" },
@@ -122,7 +123,7 @@ export function CodeEditor({ initial, label, onChange, complete, found, reveal, 
         EditorState.tabSize.of(2),
         replaceSelection,
         lintGutter(),
-        autocompletion({ override: [source] }),
+        autocompletion({ override: [source], icons: false }),
         keymap.of([{ key: "Mod-s", preventDefault: true, run: save }, ...completionKeymap, ...defaultKeymap, ...historyKeymap, ...lintKeymap, indentWithTab]),
         EditorView.updateListener.of((update) => update.docChanged && current.current.onChange(update.state.doc.toString())),
       ],

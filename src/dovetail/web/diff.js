@@ -7,6 +7,7 @@ import { link, setQuery } from "./route.js";
 import { Empty, Loading, Trouble, useNarrow, useRead } from "./ui.js";
 
 const MAX_SHOWN = 200;
+const MAX_OPEN = 12; // with more changes than this, the texts come first
 
 const readYaml = (where, signal) => getText(where, "application/yaml", signal);
 
@@ -27,10 +28,10 @@ function Summary({ found, href }) {
   ];
   return html`<section class="changes">
     ${Object.keys(workflow).length > 0 && html`<h3>The workflow itself</h3><${Fields} fields=${workflow} />`}
-    ${count > 0 && html`<h3>Nodes: ${[[added, "added"], [removed, "removed"], [changed, "changed"]].filter(([ids]) => ids.length).map(([ids, word]) => `${ids.length} ${word}`).join(", ")}</h3>
+    ${count > 0 && html`<details open=${count <= MAX_OPEN}><summary>Nodes: ${[[added, "added"], [removed, "removed"], [changed, "changed"]].filter(([ids]) => ids.length).map(([ids, word]) => `${ids.length} ${word}`).join(", ")}</summary>
     <ul class="plain">${rows.slice(0, MAX_SHOWN).map(({ id, mark, fields }) => html`<li key=${`${mark} ${id}`} class=${`change change-${mark}`}>
       <p><span class="icon" aria-hidden="true">${MARKS[mark]}</span>${mark} <a href=${href(id, mark)}>${id}</a></p>${fields && html`<${Fields} fields=${fields} />`}</li>`)}</ul>
-    ${rows.length > MAX_SHOWN && html`<p class="none">and ${rows.length - MAX_SHOWN} more</p>`}`}
+    ${rows.length > MAX_SHOWN && html`<p class="none">and ${rows.length - MAX_SHOWN} more</p>`}</details>`}
   </section>`;
 }
 
@@ -60,7 +61,7 @@ function Graphs({ name, from, to, found, query }) {
   const made = new Map([...changed, ...found.added.map((id) => [id, "added"])]);
   const href = (id) => link(["workflows", name, "diff"], { ...query, node: id });
   return html`<div><p class="legend"><span class="change-removed">− removed</span><span class="change-added">+ added</span><span class="change-changed">~ changed</span></p>
-    <div class="pair">
+    <div class="graphs">
       <${OneGraph} key=${`from ${from}`} name=${name} version=${from} marks=${old} query=${query} link=${href} />
       <${OneGraph} key=${`to ${to}`} name=${name} version=${to} marks=${made} query=${query} link=${href} /></div></div>`;
 }

@@ -326,6 +326,7 @@ function Drawing({ nodes, layout, query, href, plain }) {
 
   const paint = (view, isMoving) => {
     palette.current ??= colours();
+    if (!board.current) return; // left between two frames
     const context = sized(board.current, size.width, size.height);
     const readable = view.zoom >= LEAST_READABLE ? within(shape, view, size, boxWidth, boxHeight) : null;
     paintLines(context, shape, view, size, palette.current, chosen, isMoving ? MAX_LINES_MOVING : MAX_LINES);
