@@ -1,4 +1,4 @@
-"""Workflows in a browser: lists, the trigger form, versions and aliases, the editor, differences."""
+"""Workflows in a browser: list, trigger form, versions and aliases, editor, differences."""
 
 from __future__ import annotations
 
@@ -241,8 +241,13 @@ def test_a_form_from_the_schema_triggers_a_run_with_typed_params(
     expect(page.get_by_text("The run completed")).to_be_visible()
     run_id = page.url.rpartition("/")[2]
     assert server.client().get(f"/runs/{run_id}")["params"] == {
-        **{"who": "Ada", "count": 3, "ratio": 0.5, "loud": True, "level": 3},
-        **{"tags": ["a", "b"], "shape": {"width": 2}},
+        "who": "Ada",
+        "count": 3,
+        "ratio": 0.5,
+        "loud": True,
+        "level": 3,
+        "tags": ["a", "b"],
+        "shape": {"width": 2},
     }
 
 
@@ -298,7 +303,7 @@ def test_the_same_as_a_command_makes_the_same_run(
     if which == "curl":
         assert shutil.which("curl"), "this test sends what the page offers with curl"
     name = greeting(server)
-    hostile = "O'Neil \"$(touch hurt)\" `id` \\ %s é 😀"
+    hostile = 'O\'Neil "$(touch hurt)" `id` \\ %s é 😀'
     page = open_page(f"{server.url}/#/workflows/{name}")
     form = page.get_by_role("form", name="Trigger a run")
     form.get_by_label("who").fill(hostile)
@@ -401,7 +406,8 @@ def test_a_definition_is_tried_and_registered_from_the_editor(
 ) -> None:
     name = named("written")
     page = open_page(f"{server.url}/#/editor")
-    text = f'# mine\nname: {name}\nnodes:\n  - id: a\n    handler: gives\n    config: {{n: "{{{{ params.n }}}}"}}\n'
+    config = 'config: {n: "{{ params.n }}"}'
+    text = f"# mine\nname: {name}\nnodes:\n  - id: a\n    handler: gives\n    {config}\n"
     write(page, text)
     expect_verdict(page, "valid, 1 node")
     page.get_by_role("button", name="Try run…").click()
@@ -599,7 +605,11 @@ def test_workflows_fit_on_a_phone(server: Server, open_page: OpenPage) -> None:
     run(server, name)
     page = open_page(server.url, **PHONE)
     parts = ["", "/definition", "/graph", "/diff", "/diff?as=graph"]
-    places = ["workflows", *(f"workflows/{name}{part}" for part in parts), f"editor?workflow={name}"]
+    places = [
+        "workflows",
+        *(f"workflows/{name}{part}" for part in parts),
+        f"editor?workflow={name}",
+    ]
     for place in places:
         page.goto(f"{server.url}/#/{place}")
         expect(page.locator("main")).to_be_visible()

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes `vendor/codemirror.mjs` of the page, one file of CodeMirror 6, and its part of the manifest.
+"""Makes `vendor/codemirror.mjs` of the page, CodeMirror 6 in one file, and its manifest.
 
     tools/codemirror/build.py            # make it again
     tools/codemirror/build.py --check    # exit code 1 if that gives other files
@@ -82,7 +82,9 @@ def build(folder: Path) -> dict[str, Any]:
 def packages_of(folder: Path) -> dict[str, str]:
     """Name and version of what is in the bundle: all that is locked, without the bundler."""
     locked = json.loads((folder / "package-lock.json").read_text())["packages"]
-    named = {path.removeprefix("node_modules/"): one["version"] for path, one in locked.items() if path}
+    named = {
+        path.removeprefix("node_modules/"): one["version"] for path, one in locked.items() if path
+    }
     return {name: version for name, version in sorted(named.items()) if "esbuild" not in name}
 
 

@@ -12,9 +12,8 @@ const POLL_MS = 10000;
 // An alias names a version, or several with weights.
 export function targetsOf(target) {
   if (typeof target === "number") return [{ version: target }];
-  const weights = target?.weights ?? target ?? {};
-  const total = Object.values(weights).reduce((sum, one) => sum + one, 0);
-  return Object.entries(weights)
+  const total = Object.values(target).reduce((sum, one) => sum + one, 0);
+  return Object.entries(target)
     .map(([version, weight]) => ({ version: Number(version), share: weight / total }))
     .sort((a, b) => b.share - a.share);
 }
