@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from playwright.sync_api import Browser, Page, sync_playwright
+
 from api import ask, served
 from measuring import summary
-from playwright.sync_api import Browser, Page, sync_playwright
 
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent))
@@ -261,7 +262,9 @@ def _ago(seconds: float) -> str:
 
 def embedded_list(opened: Browser, folder: Path) -> dict[str, float]:
     with server(folder) as url:
-        ask(url, "POST", "/workflows", {"name": "bench", "nodes": [{"id": "a", "handler": "input"}]})
+        ask(
+            url, "POST", "/workflows", {"name": "bench", "nodes": [{"id": "a", "handler": "input"}]}
+        )
         run_id = ask(url, "POST", "/workflows/bench/runs", {})["run_id"]
         ask(url, "GET", f"/runs/{run_id}?nodes=false&wait=30")
     fill_file(folder / ".dovetail" / "dovetail.db")
@@ -323,9 +326,7 @@ def verdicts(found: dict[str, Any], verdict: Verdict) -> list[dict[str, Any]]:
     for name, pan in found["pan"].items():
         frames = pan["frames"]
         what = f"10,000 nodes, {name}: frames a second while it is dragged"
-        reported.append(
-            verdict(what, frames, f"at least {LEAST_FRAMES:g}", frames >= LEAST_FRAMES)
-        )
+        reported.append(verdict(what, frames, f"at least {LEAST_FRAMES:g}", frames >= LEAST_FRAMES))
     for tab, row in found["updates"].items():
         what = f"{row['rate']:,.0f} events a second, {tab}: longest frame, ms"
         worst = 1e3 * row["worst"]
@@ -348,10 +349,14 @@ def table(found: dict[str, Any]) -> str:
         ]
     for name, pan in found["pan"].items():
         what = f"dragged, {name}"
-        lines.append(f"  {what:34} {pan['frames']:8.0f} frames / s, worst {1e3 * pan['worst']:.0f} ms")
+        lines.append(
+            f"  {what:34} {pan['frames']:8.0f} frames / s, worst {1e3 * pan['worst']:.0f} ms"
+        )
     for tab, row in found["updates"].items():
         what = f"{row['rate']:,.0f} events / s, {tab}"
-        lines.append(f"  {what:34} {row['frames']:8.0f} frames / s, worst {1e3 * row['worst']:.0f} ms")
+        lines.append(
+            f"  {what:34} {row['frames']:8.0f} frames / s, worst {1e3 * row['worst']:.0f} ms"
+        )
     for where, calls in found["list"].items():
         for name, seconds in calls.items():
             what = f"{LISTED_RUNS:,} runs, {where}: {name}"

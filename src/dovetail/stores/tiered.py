@@ -9,7 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Sequence,
+)
 from contextlib import suppress
 from math import inf
 from typing import Any, Literal, NamedTuple, Protocol
@@ -27,6 +34,7 @@ from dovetail.engine.idempotency import is_for_a_batch
 from dovetail.engine.ports import (
     ALL_RUNS,
     MAX_LOG_PAGE_BYTES,
+    Author,
     Cached,
     Key,
     KeyUsed,
@@ -478,27 +486,40 @@ class TieredRecords(PostgresRecords):
 
     # ── workflows and limits ─────────────────────────────────────────────────────────────
 
-    async def delete_workflow(self, name: str, seen: Seen | None = None) -> None:
-        give_up = asyncio.get_running_loop().time() + ARCHIVED_SECONDS
-        while True:
-            try:
-                await super().delete_workflow(name, seen)
-                return
-            except Conflict:
-                if await self._is_active(name) or asyncio.get_running_loop().time() > give_up:
-                    raise
-            # Its runs have ended and are about to be archived.
-            await asyncio.sleep(RECORDS_POLL_SECONDS)
+    async def _delete_workflow(self, name: str, by: Author, seen: Seen | None) -> int:
+        return await self._once_archived(
+            lambda: super(TieredRecords, self)._delete_workflow(name, by, seen), name, None
+        )
 
-    async def _is_active(self, name: str) -> bool:
-        run_ids = [
-            run_id for (run_id,) in await self._pool.rows("active_run_ids", name, MAX_LATE_RUNS)
-        ]
+    async def _delete_version(self, name: str, version: int, by: Author, seen: Seen | None) -> int:
+        return await self._once_archived(
+            lambda: super(TieredRecords, self)._delete_version(name, version, by, seen),
+            name,
+            version,
+        )
+
+    async def _once_archived(
+        self, delete: Callable[[], Awaitable[int]], name: str, version: int | None
+    ) -> int:
+        """Delete something unless it has unfinished runs; returns how many. Runs that have ended
+        are about to be archived."""
+        give_up = asyncio.get_running_loop().time() + ARCHIVED_SECONDS
+        while active := await delete():
+            if await self._is_active(name, version):
+                return active
+            if asyncio.get_running_loop().time() > give_up:
+                return active
+            await asyncio.sleep(RECORDS_POLL_SECONDS)
+        return 0
+
+    async def _is_active(self, name: str, version: int | None) -> bool:
+        rows = await self._pool.rows("active_run_ids", name, MAX_LATE_RUNS, version)
+        run_ids = [run_id for (run_id,) in rows]
         live = await self._live(run_ids)
         return any(run_id not in live or live[run_id].finished_at is None for run_id in run_ids)
 
-    async def set_limit(self, tag: str, rate: float, burst: int) -> None:
-        await super().set_limit(tag, rate, burst)
+    async def set_limit(self, tag: str, rate: float, burst: int, by: Author) -> None:
+        await super().set_limit(tag, rate, burst, by)
         await self._shared_limits.set(tag, rate, burst)
 
 
