@@ -188,7 +188,8 @@ def updated(opened: Browser, folder: Path, tab: str) -> dict[str, float]:
         events = len(ask(url, "GET", f"/runs/{run_id}/events")) - before
         found["rate"] = events / (time.perf_counter() - began)
         page.context.close()
-        ask(url, "POST", f"/runs/{run_id}/cancel", {})
+        if ask(url, "GET", f"/runs/{run_id}?nodes=false")["finished_at"] is None:
+            ask(url, "POST", f"/runs/{run_id}/cancel", {})
     return found
 
 

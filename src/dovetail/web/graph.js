@@ -12,6 +12,7 @@ const LEAST_READABLE = 0.42;
 const MAX_LINES = 20000; // painted at once
 const MAX_LINES_MOVING = 3000;
 const COLLAPSED_FROM = 1500; // nodes: with more of them, each layer is one box at first
+const [WIDE_FROM, WIDE_LAYER] = [300, 60]; // and with so many if a layer is wider than a screen
 const [LAYER_WIDTH, LAYER_HEIGHT, LAYER_GAP] = [420, 60, 40];
 const [MAP_WIDTH, MAP_HEIGHT] = [170, 110];
 const BEYOND = 0.3; // of the view: boxes there are in the document before they are seen
@@ -307,7 +308,8 @@ export function GraphView({ nodes, where, query, href }) {
 }
 
 function Drawing({ nodes, layout, query, href, plain }) {
-  const isCollapsed = query.collapse ? query.collapse === "1" : nodes.length > COLLAPSED_FROM;
+  const isLarge = useMemo(() => nodes.length > COLLAPSED_FROM || (nodes.length > WIDE_FROM && layout.layers.some((ids) => ids.length > WIDE_LAYER)), [layout]);
+  const isCollapsed = query.collapse ? query.collapse === "1" : isLarge;
   const shape = useMemo(() => (isCollapsed ? collapsed(layout) : layout), [layout, isCollapsed]);
   const groups = useMemo(() => (isCollapsed ? countsByLayer(nodes, layout) : null), [nodes, layout, isCollapsed]);
   const byId = useMemo(() => new Map(nodes.map((node) => [node.id, node])), [nodes]);
@@ -343,13 +345,17 @@ function Drawing({ nodes, layout, query, href, plain }) {
   };
 
   const mapScale = Math.min(MAP_WIDTH / shape.width, MAP_HEIGHT / shape.height);
+  const [mapX, mapY] = [(MAP_WIDTH - shape.width * mapScale) / 2, (MAP_HEIGHT - shape.height * mapScale) / 2];
   const paintMap = (view) => {
-    if (!map.current) return;
+    // Where all is in view, it would only hide some of it.
+    const isWhole = view.x >= -1 && view.y >= -1 && view.x + shape.width * view.zoom <= size.width + 1 && view.y + shape.height * view.zoom <= size.height + 1;
+    map.current.hidden = isWhole;
+    if (isWhole) return;
     const kept = picture.current;
     if (kept.nodes !== nodes || kept.shape !== shape || !kept.canvas) {
       kept.canvas ??= document.createElement("canvas");
       const context = sized(kept.canvas, MAP_WIDTH, MAP_HEIGHT);
-      const small = { zoom: mapScale, x: 0, y: 0 };
+      const small = { zoom: mapScale, x: mapX, y: mapY };
       if (isCollapsed) paintLayers(context, groups, shape, small, palette.current);
       else paintNodes(context, nodes, shape, small, { width: MAP_WIDTH, height: MAP_HEIGHT }, palette.current, new Set());
       kept.nodes = nodes;
@@ -359,15 +365,15 @@ function Drawing({ nodes, layout, query, href, plain }) {
     context.drawImage(kept.canvas, 0, 0, MAP_WIDTH, MAP_HEIGHT);
     context.strokeStyle = palette.current.ink;
     context.lineWidth = 1;
-    context.strokeRect((-view.x / view.zoom) * mapScale, (-view.y / view.zoom) * mapScale, (size.width / view.zoom) * mapScale, (size.height / view.zoom) * mapScale);
+    context.strokeRect(mapX - (view.x / view.zoom) * mapScale, mapY - (view.y / view.zoom) * mapScale, (size.width / view.zoom) * mapScale, (size.height / view.zoom) * mapScale);
   };
   const mapMoved = (event) => {
     if (event.type === "pointermove" && event.buttons === 0) return;
     event.stopPropagation();
     const box = map.current.getBoundingClientRect();
     const { zoom } = moved.view.current;
-    const scale = (mapScale * box.width) / MAP_WIDTH; // it is smaller on a phone
-    const [x, y] = [(event.clientX - box.left) / scale, (event.clientY - box.top) / scale];
+    const shrunk = box.width / MAP_WIDTH; // on a phone
+    const [x, y] = [((event.clientX - box.left) / shrunk - mapX) / mapScale, ((event.clientY - box.top) / shrunk - mapY) / mapScale];
     moved.touched.current = true;
     moved.move({ zoom, x: size.width / 2 - x * zoom, y: size.height / 2 - y * zoom });
   };

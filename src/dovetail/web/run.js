@@ -154,7 +154,7 @@ function Progress({ run }) {
   const order = ["COMPLETED", "SKIPPED", "FAILED", "CANCELLED", "RUNNING", "QUEUED", "PENDING"].filter((state) => found[state]);
   return html`<div class="progress">
     <div class="track" aria-hidden="true">${order.map((state) => html`<span class="fill-${STATES[state][1]}" style=${{ flexGrow: found[state] }}></span>`)}</div>
-    <p>${order.map((state) => html`<a href=${link(["runs", run.run_id, "nodes"], { state })}><span class="icon state-${STATES[state][1]}" aria-hidden="true">${STATES[state][0]}</span> ${found[state]} ${STATES[state][1]}</a> `)}</p>
+    <p>${order.map((state) => html`<a href=${link(["runs", run.run_id, "nodes"], { state })}><span class="icon state-${STATES[state][1]}" aria-hidden="true">${STATES[state][0]}</span> ${found[state].toLocaleString()} ${STATES[state][1]}</a> `)}</p>
   </div>`;
 }
 
@@ -277,7 +277,7 @@ function Nodes({ run, query }) {
     <${Rows} items=${shown} height=${narrow ? 60 : 36} label="Nodes" row=${(node) => html`<div class="row node" role="listitem" key=${node.id}>
       <a class="cover" href=${link(["runs", run.run_id, "nodes"], { ...query, node: node.id, at: "", items: "" })} aria-current=${query.node === node.id ? "true" : null}>
         <span class="c-state"><${State} of=${node.status} /></span>
-        <span class="c-name">${node.id}</span>
+        <span class="c-name" title=${node.id}>${node.id}</span>
         <span class="c-id">${node.handler}</span>
         <span class="c-error">${node.error?.message ?? node.reason?.replaceAll("_", " ") ?? (node.items ? itemsWords(node.items) : node.progress?.message) ?? ""}</span>
         <span class="c-time">${node.attempt > 1 ? `${node.attempt} attempts` : ""}</span>

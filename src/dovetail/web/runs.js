@@ -152,9 +152,9 @@ function Row({ run, checked, check, outcome }) {
     <label class="check"><input type="checkbox" checked=${checked} aria-label=${`Select run ${run.run_id}`} onChange=${check} /></label>
     <a class="cover" href=${link(["runs", run.run_id])}>
       <span class="c-state">${run.status && html`<${State} of=${run.status} />`}</span>
-      <span class="c-name">${run.workflow}${run.version ? html`<small> v${run.version}</small>` : null}</span>
+      <span class="c-name" title=${run.workflow}>${run.workflow}${run.version ? html`<small> v${run.version}</small>` : null}</span>
       <span class="c-id"><code>${run.run_id.slice(0, 8)}</code></span>
-      <span class="c-error">${words}</span>
+      <span class="c-error" title=${words}>${words}</span>
       <span class="c-time"><${Time} at=${run.created_at} /></span>
       <span class="c-duration"><${Elapsed} from=${run.started_at} to=${run.finished_at} seconds=${run.duration} /></span>
     </a>
