@@ -165,6 +165,26 @@ def test_an_alias_is_made_changed_and_removed(server: Server, open_page: OpenPag
     assert server.client().get(f"/workflows/{name}")["aliases"] == {"latest": 2}
 
 
+def test_weights_of_an_alias_are_shown_and_rolled_back_to_what_it_named_before(
+    server: Server, open_page: OpenPage
+) -> None:
+    name = two_versions(server)
+    api = server.client()
+    for body in ({"version": 1}, {"weights": {"1": 90, "2": 10}}):
+        assert api("PUT", f"/workflows/{name}/aliases/canary", json=body).status_code == 200
+    page = open_page(f"{server.url}/#/workflows?q={name}")
+    expect(page.locator(".row.workflow")).to_contain_text("canary → v1 90 %, v2 10 %")
+    page.get_by_role("link", name=name, exact=True).click()
+    row = page.locator(".aliases li").filter(has_text="canary")
+    expect(row).to_contain_text("v1 90 %")
+    expect(row).to_contain_text("v2 10 %")
+    expect(page.locator(".beside")).to_contain_text("canary → v1 90 %, v2 10 %, before v1")
+    row.get_by_role("button", name="Roll back to v1…").click()
+    page.get_by_role("dialog").get_by_role("button", name="Roll back to v1").click()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    assert api.get(f"/workflows/{name}")["aliases"]["canary"] == 1
+
+
 def test_a_change_of_somebody_else_is_not_overruled(server: Server, open_page: OpenPage) -> None:
     name = two_versions(server, "stable")
     page = open_page(f"{server.url}/#/workflows/{name}")
@@ -282,7 +302,8 @@ def test_a_form_is_prefilled_from_a_run_exactly(server: Server, open_page: OpenP
     params = run(server, name, first)["params"]
     run_id = run(server, name, first)["run_id"]
     odd = run(server, name, {"who": "Bob", "level": 3, "extra": {"deep": None}})["run_id"]
-    page = open_page(f"{server.url}/#/workflows/{name}?from={run_id}")
+    page = open_page(f"{server.url}/#/runs/{run_id}")
+    page.get_by_role("link", name="Trigger again…").click()
     form = page.get_by_role("form", name="Trigger a run")
     expect(form.get_by_label("who")).to_have_value("Ada\nLovelace")
     form.get_by_role("button", name="Trigger").click()

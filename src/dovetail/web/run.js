@@ -345,6 +345,7 @@ export function RunScreen({ id, tab = "", query }) {
         ${(run.status === "FAILED" || run.status === "CANCELLED") && html`<button onClick=${() => open("retry")}>Retry…</button>`}
         ${isActive(run) && html`<button onClick=${() => open("cancel")}>Cancel…</button>`}
         <button onClick=${() => open("fork")}>Fork…</button>
+        ${run.version && html`<a class="button" href=${link(["workflows", run.workflow], { from: run.run_id })}>Trigger again…</a>`}
       </div>
     </div>
     <p class="facts"><code>${run.run_id}</code> <${Copy} text=${run.run_id} />

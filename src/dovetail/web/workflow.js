@@ -9,6 +9,7 @@ import { FailureShare, failures, targetWords, targetsOf } from "./workflows.js";
 
 const RECENT_RUNS = 50;
 const SHOWN_VERSIONS = 20;
+const SHOWN_HISTORY = 10;
 const YAML = "application/yaml";
 const TABS = [["", "Trigger and versions"], ["definition", "Definition"], ["graph", "Graph"], ["diff", "Compare versions"]];
 
@@ -21,9 +22,12 @@ const readTagged = (where, signal) => reread(where, null, signal);
 
 // ── aliases ─────────────────────────────────────────────────────────────────────────────
 
-// The newest older version that worked; the one before if none is known to.
-function rollbackTarget(current, versions, byVersion) {
+// What an alias named before, by the history of the workflow; else the newest older version that
+// worked; else the one before.
+function rollbackTarget(alias, current, versions, byVersion, history) {
   const older = versions.filter((one) => one < current);
+  const moved = history.find(({ action, details }) => action === "alias" && details.alias === alias);
+  if (moved && typeof moved.details.from === "number" && older.includes(moved.details.from)) return moved.details.from;
   const worked = older.find((one) => {
     const { failed, ended } = failures(byVersion.get(one) ?? []);
     return ended > 0 && failed * 2 < ended;
@@ -95,12 +99,12 @@ function AliasDialog({ name, alias: given, current, target, versions, tag, isRol
   <//>`;
 }
 
-function Aliases({ workflow, versions, byVersion, open }) {
+function Aliases({ workflow, versions, byVersion, history, open }) {
   const names = Object.keys(workflow.aliases).sort((a, b) => (b === "latest") - (a === "latest") || a.localeCompare(b));
   return html`<section><header><h2>Aliases</h2><span class="grow"></span><button class="quiet" onClick=${() => open({ kind: "alias" })}>New alias…</button></header>
     <ul class="plain aliases">${names.map((alias) => {
       const named = targetsOf(workflow.aliases[alias]);
-      const back = rollbackTarget(Math.max(...named.map((one) => one.version)), versions, byVersion);
+      const back = rollbackTarget(alias, Math.max(...named.map((one) => one.version)), versions, byVersion, history);
       return html`<li key=${alias}><div class="alias"><strong>${alias}</strong>
           ${named.map((one) => html`<span class="target" key=${one.version}>v${one.version}${one.share === undefined ? "" : ` ${Math.round(100 * one.share)} %`} <${FailureShare} runs=${byVersion.get(one.version) ?? []} /></span>`)}</div>
         <div class="actions">
@@ -130,6 +134,19 @@ function Recent({ name, runs }) {
     ${runs.length === 0 ? html`<p class="none">It has not run yet.</p>`
       : html`<ul class="plain recent">${runs.slice(0, 8).map((run) => html`<li key=${run.run_id}><a href=${link(["runs", run.run_id])}><${State} of=${run.status} /> <code>${run.run_id.slice(0, 8)}</code></a>
         <span class="c-version">${run.version ? `v${run.version}` : ""}</span> <${Time} at=${run.created_at} /></li>`)}</ul>`}</section>`;
+}
+
+function words({ action, details }) {
+  if (action === "register") return `registered v${details.version}`;
+  if (action === "alias") return `${details.alias} → ${targetWords(details.version ?? details.weights)}${details.from ? `, before ${targetWords(details.from)}` : ""}`;
+  if (action === "delete") return `removed ${details.alias ?? (details.version ? `v${details.version}` : "the workflow")}`;
+  return action;
+}
+
+function History({ items }) {
+  if (items.length === 0) return null;
+  return html`<section><header><h2>History</h2></header>
+    <ul class="plain recent">${items.map((one, n) => html`<li key=${n}><span class="grow">${words(one)}</span><span class="none">${one.actor}</span> <${Time} at=${one.time} /></li>`)}</ul></section>`;
 }
 
 // ── the definition ──────────────────────────────────────────────────────────────────────
@@ -164,11 +181,13 @@ export function WorkflowScreen({ name, tab = "", query }) {
   const latest = useRead(path("workflows", name), readTagged);
   const known = useRead(path("workflows", name, "versions"));
   const runs = useRead(withQuery("/runs", { workflow: name, limit: RECENT_RUNS }));
+  const past = useRead(withQuery(path("workflows", name, "history"), { limit: SHOWN_HISTORY }));
+  const history = past.value?.items ?? [];
   const [dialog, setDialog] = useState(null);
   const items = useMemo(() => [...(known.value?.items ?? [])].sort((a, b) => b.version - a.version), [known.value]);
   const recent = runs.value?.items ?? [];
   const byVersion = useMemo(() => Map.groupBy(recent, (run) => run.version), [runs.value]);
-  const again = () => [read, latest, known, runs].forEach((one) => one.again());
+  const again = () => [read, latest, known, runs, past].forEach((one) => one.again());
   useEffect(() => setDialog(null), [tab]);
   const workflow = read.value?.value;
   if (!workflow || !known.value) {
@@ -196,9 +215,10 @@ export function WorkflowScreen({ name, tab = "", query }) {
     ${tab === "" && html`<div class="columns">
       <${TriggerForm} workflow=${workflow} query=${query} versions=${versions} recent=${recent} />
       <div class="beside">
-        <${Aliases} workflow=${workflow} versions=${versions} byVersion=${byVersion} open=${setDialog} />
+        <${Aliases} workflow=${workflow} versions=${versions} byVersion=${byVersion} history=${history} open=${setDialog} />
         <${Versions} workflow=${workflow} items=${items} byVersion=${byVersion} current=${workflow.version} />
         <${Recent} name=${name} runs=${recent} />
+        <${History} items=${history} />
       </div></div>`}
     ${tab === "definition" && html`<${Definition} name=${name} version=${workflow.version} />`}
     ${tab === "graph" && html`<${VersionGraph} workflow=${workflow} query=${query} />`}
