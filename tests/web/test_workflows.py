@@ -15,7 +15,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from ..api.conftest import Server, wait_for
-from .conftest import OpenPage, serve
+from .conftest import OpenPage, serve, tab_to
 from .test_screens import PAYLOAD, node
 
 PHONE = {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark"}
@@ -582,19 +582,7 @@ def test_a_workflow_is_written_registered_and_triggered_by_the_keyboard_alone(
 ) -> None:
     name = named("keys")
     page = open_page(f"{server.url}/#/workflows")
-
-    def tab_to(words: str) -> None:
-        for _ in range(60):
-            page.keyboard.press("Tab")
-            text = page.evaluate(
-                "(() => { const at = document.activeElement;"
-                " return at.innerText || at.ariaLabel || at.labels?.[0]?.innerText || ''; })()"
-            )
-            if text.strip() == words:
-                return
-        raise AssertionError(f"no tab leads to {words}")
-
-    tab_to("New workflow")
+    tab_to(page, "^New workflow$")
     page.keyboard.press("Enter")
     expect_verdict(page, "valid, 2 nodes")
     for _ in range(30):
@@ -611,7 +599,7 @@ def test_a_workflow_is_written_registered_and_triggered_by_the_keyboard_alone(
     assert page.evaluate("document.activeElement.shadowRoot") is None
     page.goto(f"{server.url}/#/workflows/{name}")
     expect(page.get_by_role("form", name="Trigger a run")).to_be_visible()
-    tab_to("Trigger")
+    tab_to(page, "^Trigger$")
     page.keyboard.press("Enter")
     expect(page.get_by_text("The run completed")).to_be_visible()
 
