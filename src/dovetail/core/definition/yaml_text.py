@@ -19,7 +19,6 @@ _PLAIN = re.compile(r"[A-Za-z_/](?:[A-Za-z0-9_./@ -]*[A-Za-z0-9_./@-])?\Z")
 _WORDS = frozenset({"true", "false", "null", "yes", "no", "on", "off"})
 _ESCAPED = re.compile(r'["\\]|[^\x20-\x7e]')
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
-_BLANK_LINE = re.compile(r"^ +$", re.MULTILINE)
 
 
 def yaml_text(value: Any, *, ascii_only: bool = False) -> str:
@@ -112,5 +111,4 @@ class _Writer:
             and text[0] not in " \n"
             and not text.endswith("\n\n")
             and self._may_stand(text.replace("\n", ""))
-            and _BLANK_LINE.search(text) is None
         )
