@@ -173,7 +173,7 @@ function SameAs(props) {
   return html`<details class="same-as"><summary>The same on the command line, with curl or in Python</summary>
     <div class="bar"><div class="chips" role="group" aria-label="As">${Object.keys(commands).map((one) => html`<button type="button" class="chip" key=${one} aria-pressed=${one === which} onClick=${() => setWhich(one)}>${one}</button>`)}</div>
       <${Copy} text=${() => commands[which]} /></div>
-    <pre tabindex="0" aria-label=${which}>${commands[which]}</pre>
+    <pre tabindex="0" role="group" aria-label=${which}>${commands[which]}</pre>
     ${hasToken() && html`<p class="none">The token is not part of it: set DOVETAIL_TOKEN.</p>`}
   </details>`;
 }

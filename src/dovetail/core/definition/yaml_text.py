@@ -15,7 +15,7 @@ MAX_SIMPLE_KEY = 1000
 """YAML takes no longer key before a colon, only after a question mark."""
 
 # A text that no reader of YAML, old or new, takes for anything else.
-_PLAIN = re.compile(r"[A-Za-z_/](?:[A-Za-z0-9_./@ -]*[A-Za-z0-9_./@-])?\Z")
+_PLAIN = re.compile(r"[A-Za-z_/$](?:[A-Za-z0-9_./@$ -]*[A-Za-z0-9_./@$-])?\Z")
 _WORDS = frozenset({"true", "false", "null", "yes", "no", "on", "off"})
 _ESCAPED = re.compile(r'["\\]|[^\x20-\x7e]')
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
