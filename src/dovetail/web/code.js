@@ -48,11 +48,11 @@ function common(label) {
     syntaxHighlighting(HighlightStyle.define(COLOURS)),
     yaml(),
     drawSelection(),
-    EditorView.contentAttributes.of({ "aria-label": label, spellcheck: "false" }),
+    EditorView.contentAttributes.of({ "aria-label": label, spellcheck: "false", tabindex: "0" }),
   ];
 }
 
-const readOnly = [EditorState.readOnly.of(true), EditorView.editable.of(false), EditorView.contentAttributes.of({ tabindex: "0" })];
+const readOnly = [EditorState.readOnly.of(true), EditorView.editable.of(false)];
 
 // Text that replaces a selection. The browser itself would keep the look of the selected lines with
 // inline styles, which the policy of the page forbids.

@@ -27,7 +27,7 @@ function Summary({ found, href }) {
     ...changed.map(({ id, fields }) => ({ id, mark: "changed", fields })),
   ];
   return html`<section class="changes">
-    ${Object.keys(workflow).length > 0 && html`<h3>The workflow itself</h3><${Fields} fields=${workflow} />`}
+    ${Object.keys(workflow).length > 0 && html`<h2>The workflow itself</h2><${Fields} fields=${workflow} />`}
     ${count > 0 && html`<details open=${count <= MAX_OPEN}><summary>Nodes: ${[[added, "added"], [removed, "removed"], [changed, "changed"]].filter(([ids]) => ids.length).map(([ids, word]) => `${ids.length} ${word}`).join(", ")}</summary>
     <ul class="plain">${rows.slice(0, MAX_SHOWN).map(({ id, mark, fields }) => html`<li key=${`${mark} ${id}`} class=${`change change-${mark}`}>
       <p><span class="icon" aria-hidden="true">${MARKS[mark]}</span>${mark} <a href=${href(id, mark)}>${id}</a></p>${fields && html`<${Fields} fields=${fields} />`}</li>`)}</ul>
@@ -51,7 +51,7 @@ function OneGraph({ name, version, marks, query, link: href }) {
   const { value, error } = useRead(withQuery(path("workflows", name), { version }));
   if (!value) return error ? html`<${Trouble} error=${error} />` : html`<${Loading} />`;
   const nodes = value.definition.nodes.map(({ id }) => ({ id, mark: marks.get(id) }));
-  return html`<section aria-label=${`Version ${version}`}><h3>v${version}</h3>
+  return html`<section aria-label=${`Version ${version}`}><h2>v${version}</h2>
     <${GraphView} nodes=${nodes} where=${path("workflows", name, "versions", String(value.version), "graph")} query=${query} href=${href} /></section>`;
 }
 
