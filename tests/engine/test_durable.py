@@ -392,6 +392,22 @@ class TestWorkflows:
             assert set(second["runs"][0]) == set(LAST_RUN_FIELDS)
             assert "runs" not in (await commands.workflows())["items"][0]
 
+    async def test_a_search_by_name_leaves_no_workflow_out(self, db: Path) -> None:
+        async with engine(db, add) as commands:
+            names = [f"{kind}-{number:02}" for number in range(30) for kind in ("Ship", "pack")]
+            for name in names:
+                await commands.register({**definition(ADD), "name": name})
+            found, cursor = [], None
+            while True:
+                page = await commands.workflows(q="sHIP-", limit=7, cursor=cursor)
+                assert len(page["items"]) <= 7
+                found += [one["name"] for one in page["items"]]
+                cursor = page["next_cursor"]
+                if cursor is None:
+                    break
+            assert found == sorted(name for name in names if name.startswith("Ship"))
+            assert (await commands.workflows(q="none"))["items"] == []
+
     async def test_an_alias_names_a_version(self, db: Path) -> None:
         async with engine(db, add) as commands:
             await commands.register(definition(ADD))

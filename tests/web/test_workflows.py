@@ -462,6 +462,11 @@ def test_a_version_that_was_registered_meanwhile_is_not_overruled_without_a_word
     page.keyboard.insert_text("on_failure: continue\n")
     api.register({"name": name, "nodes": [node("b", "gives")]})
     expect_verdict(page, "valid, 1 node")
+    page.get_by_role("button", name="Try run…").click()
+    page.get_by_role("button", name="Run it").click()
+    expect(page.get_by_text("The run completed")).to_be_visible()
+    page.go_back()
+    expect(page.locator(".cm-content")).to_contain_text("on_failure: continue")
     page.get_by_role("button", name="Register", exact=True).click()
     expect(page.get_by_text("Another version was registered since you began.")).to_be_visible()
     page.get_by_role("button", name="Register yours all the same").click()
@@ -513,6 +518,10 @@ def test_a_file_is_opened_and_dropped(server: Server, open_page: OpenPage, tmp_p
     expect_verdict(page, "1 error")
     page.reload()
     expect(page.locator(".cm-content")).to_contain_text("[broken")
+    page.get_by_role("button", name="Discard changes").click()
+    expect_verdict(page, "valid, 2 nodes")
+    page.reload()
+    expect_verdict(page, "valid, 2 nodes")
 
 
 # ── what holds for all of it ─────────────────────────────────────────────────────────────

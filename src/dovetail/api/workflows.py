@@ -324,8 +324,15 @@ async def workflows(
             f"at most {MAX_WORKFLOWS_WITH_RUNS} workflows",
         ),
     ] = 0,
+    q: Annotated[
+        str | None,
+        Query(
+            description="a part of the name, in any case; a page may then be empty though "
+            "another follows"
+        ),
+    ] = None,
 ) -> Response:
-    found = await here.commands.workflows(limit=page_size(limit), cursor=cursor, runs=runs)
+    found = await here.commands.workflows(limit=page_size(limit), cursor=cursor, runs=runs, q=q)
     return json_answer(found)
 
 

@@ -93,10 +93,10 @@ class EngineApi(Protocol):
 
     async def workflow(self, name: str, version: int | str | None = None) -> dict[str, Any]: ...
     async def workflows(
-        self, *, limit: int = 50, cursor: str | None = None, runs: int = 0
+        self, *, limit: int = 50, cursor: str | None = None, runs: int = 0, q: str | None = None
     ) -> dict[str, Any]:
         """With `runs`, each has so many of its last runs, at most 20; a page then has at most 100
-        workflows."""
+        workflows. `q` is a part of the name: then a page may be empty though another follows."""
         ...
 
     async def versions(self, name: str) -> dict[str, Any]: ...

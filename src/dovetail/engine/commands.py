@@ -110,6 +110,8 @@ MAX_COUNTED_HOURS = 168
 """A week."""
 MAX_BATCHES_PER_PAGE = 100
 """In a page: each is counted."""
+MAX_SEARCHED_WORKFLOWS = 5_000
+"""For one page: a search that finds little ends after so many."""
 MAX_WORKFLOWS_WITH_RUNS = 100
 """In a page that has the last runs of each."""
 WORKFLOWS_AT_ONCE = 10
@@ -241,14 +243,15 @@ class Commands:
         return await self.records.workflow(name, version)
 
     async def workflows(
-        self, *, limit: int = 50, cursor: str | None = None, runs: int = 0
+        self, *, limit: int = 50, cursor: str | None = None, runs: int = 0, q: str | None = None
     ) -> dict[str, Any]:
-        if not runs:
-            return await self.records.workflows(limit=limit, cursor=cursor)
-        page = await self.records.workflows(
-            limit=min(limit, MAX_WORKFLOWS_WITH_RUNS), cursor=cursor
-        )
-        items = page["items"]
+        if runs:
+            limit = min(limit, MAX_WORKFLOWS_WITH_RUNS)
+        if q:
+            page = await self._search_workflows(q, limit, cursor)
+        else:
+            page = await self.records.workflows(limit=limit, cursor=cursor)
+        items = page["items"] if runs else []
         for first in range(0, len(items), WORKFLOWS_AT_ONCE):
             part = items[first : first + WORKFLOWS_AT_ONCE]
             found = await asyncio.gather(*(self._last_runs(item["name"], runs) for item in part))
@@ -256,6 +259,19 @@ class Commands:
                 item["runs"] = last
             await asyncio.sleep(0)  # others get their turn, also where reading does not wait
         return page
+
+    async def _search_workflows(self, q: str, limit: int, cursor: str | None) -> dict[str, Any]:
+        """A page that may be short or empty though another follows, as of `_search_runs`."""
+        found: list[dict[str, Any]] = []
+        examined = 0
+        while True:
+            page = await self.records.workflows(limit=limit - len(found), cursor=cursor)
+            found += [one for one in page["items"] if q.lower() in one["name"].lower()]
+            examined, cursor = examined + len(page["items"]), page["next_cursor"]
+            is_enough = examined >= MAX_SEARCHED_WORKFLOWS or len(found) * 2 >= limit
+            if cursor is None or is_enough:
+                return {"items": found, "next_cursor": cursor}
+            await asyncio.sleep(0)
 
     async def _last_runs(self, workflow: str, count: int) -> list[dict[str, Any]]:
         query = RunQuery(workflow=workflow, limit=min(count, MAX_LAST_RUNS), max_result_bytes=0)

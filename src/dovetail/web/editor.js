@@ -53,25 +53,38 @@ function useCheck(text) {
   return { ...state, isNew: state.of === text };
 }
 
-// The text to begin with: a version of a workflow, else what was written here before, else a start.
+// The text to begin with: what was written in this tab before, else a version of a workflow, else a
+// start. A draft is kept until it is registered, so that a look at a try run does not lose it.
 function useStart(query) {
   const [start, setStart] = useState(null);
   const [error, setError] = useState(null);
   useEffect(() => {
+    const key = query.workflow ? `${DRAFT}:${query.workflow}@${query.version ?? ""}` : DRAFT;
+    const draft = JSON.parse(sessionStorage.getItem(key));
     if (!query.workflow) {
-      setStart({ text: sessionStorage.getItem(DRAFT) ?? STARTER, name: null, tag: null });
+      setStart({ text: draft?.text ?? STARTER, kept: STARTER, key, name: null, tag: null });
       return undefined;
     }
     const leaving = new AbortController();
     const { signal } = leaving;
     const where = path("workflows", query.workflow);
     Promise.all([getText(withQuery(where, { version: query.version }), "application/yaml", signal), reread(where, null, signal)]).then(
-      ([text, latest]) => setStart({ text, name: query.workflow, tag: latest.tag, latest: latest.value.version }),
+      // The tag is that of the workflow when the draft was begun.
+      ([text, latest]) => setStart({ text: draft?.text ?? text, kept: text, key, name: query.workflow, tag: draft?.tag ?? latest.tag }),
       (problem) => signal.aborted || setError(problem),
     );
     return () => leaving.abort();
   }, []);
   return { start, error };
+}
+
+function keepDraft({ key, kept }, text, tag) {
+  if (text === kept) return sessionStorage.removeItem(key);
+  try {
+    return sessionStorage.setItem(key, JSON.stringify({ text, tag }));
+  } catch {
+    return undefined; // the browser has no room for it: it is only not kept
+  }
 }
 
 function Findings({ found, show }) {
@@ -122,7 +135,7 @@ function TryDialog({ text, onClose }) {
 }
 
 function Writing({ start }) {
-  const [initial, setInitial] = useState(start.text);
+  const [given, setGiven] = useState({ text: start.text, turn: 0 }); // what the editor begins with
   const [text, setText] = useState(start.text);
   const [schema, setSchema] = useState(null);
   const [reveal, setReveal] = useState(null);
@@ -142,14 +155,16 @@ function Writing({ start }) {
   const change = (next) => {
     setText(next);
     setOutcome({ busy: false, error: null, made: null, refused: null });
-    if (!start.name) sessionStorage.setItem(DRAFT, next);
+    keepDraft(start, next, tag.current);
+  };
+  const replace = (next) => {
+    setGiven({ text: next, turn: given.turn + 1 });
+    change(next);
   };
   const load = async (file) => {
     if (!file) return;
     if (file.size > MAX_FILE) return setOutcome({ error: new Error(`${file.name} is larger than 1 MiB, which is more than a definition may have.`) });
-    const given = await file.text();
-    setInitial(given);
-    return change(given);
+    return replace(await file.text());
   };
   const drop = (event) => {
     event.preventDefault();
@@ -168,7 +183,7 @@ function Writing({ start }) {
       const made = await post("/workflows", text, { ...asText(text), ...(tag.current && !isForced ? { "If-Match": tag.current } : {}) });
       if (start.name === made.name) tag.current = (await reread(path("workflows", made.name), null)).tag;
       setOutcome({ busy: false, error: null, made });
-      if (!start.name) sessionStorage.removeItem(DRAFT);
+      sessionStorage.removeItem(start.key);
     } catch (problem) {
       setOutcome({ busy: false, error: problem, made: null, refused: problem.status === 412 });
     }
@@ -182,6 +197,7 @@ function Writing({ start }) {
       <span class="grow"></span>
       <div class="actions">
         <input type="file" class="sr" tabindex="-1" aria-hidden="true" accept=".yaml,.yml,.json" ref=${choose} onChange=${(event) => { load(event.currentTarget.files[0]); event.currentTarget.value = ""; }} />
+        ${text !== start.kept && html`<button class="quiet" onClick=${() => replace(start.kept)}>Discard changes</button>`}
         <button onClick=${() => choose.current.click()}>Open a file…</button>
         <button onClick=${() => save(new Blob([text]), `${start.name ?? "workflow"}.${isJson(text) ? "json" : "yaml"}`)}>Download</button>
         <button disabled=${!isReady} onClick=${() => setDialog(true)}>Try run…</button>
@@ -191,7 +207,7 @@ function Writing({ start }) {
     <${Trouble} error=${error ?? outcome.error} />
     ${outcome.refused && html`<p>Another version was registered since you began. <a href=${link(["workflows", start.name, "diff"])}>See what changed</a>, or <button onClick=${() => register(true)}>Register yours all the same</button></p>`}
     <div class="desk">
-      <div class="writing"><${CodeEditor} initial=${initial} label="Definition" onChange=${change} complete=${complete} found=${isNew ? found : null} reveal=${reveal} onSave=${() => isReady && register(false)} />
+      <div class="writing"><${CodeEditor} key=${given.turn} initial=${given.text} label="Definition" onChange=${change} complete=${complete} found=${isNew ? found : null} reveal=${reveal} onSave=${() => isReady && register(false)} />
         <p class="hint">Drop a file here. Ctrl-Space suggests, Ctrl-S registers, Esc and then Tab leaves the text.</p></div>
       <div class="checked">
         ${found && html`<${Findings} found=${found} show=${(place) => setReveal(place)} />`}

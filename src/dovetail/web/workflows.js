@@ -46,13 +46,13 @@ export function LastRuns({ runs }) {
 }
 
 // The pages read so far, live: an event of a run reads the first page again.
-function useWorkflows() {
-  const [state, setState] = useState({ items: null, cursor: null, error: null });
+function useWorkflows(q) {
+  const [state, setState] = useState({ q: null, items: null, cursor: null, error: null });
   const control = useRef(null);
   useEffect(() => {
     const leaving = new AbortController();
     const { signal } = leaving;
-    const where = (cursor) => withQuery("/workflows", { limit: PAGE, runs: LAST_RUNS, cursor });
+    const where = (cursor) => withQuery("/workflows", { limit: PAGE, runs: LAST_RUNS, q, cursor });
     const fail = (error) => signal.aborted || setState((now) => ({ ...now, error: error.status === 0 && now.items ? null : error }));
     let reading = false;
     let dirty = false;
@@ -65,9 +65,10 @@ function useWorkflows() {
         try {
           const page = await get(where(), signal);
           setState((now) => {
+            // Pages that were read below the first one stay.
             const last = page.items.at(-1)?.name ?? "";
-            const beyond = page.next_cursor && now.items ? now.items.filter((one) => one.name > last) : [];
-            return { items: [...page.items, ...beyond], cursor: beyond.length ? now.cursor : page.next_cursor, error: null };
+            const beyond = page.next_cursor && now.q === q ? now.items.filter((one) => one.name > last) : [];
+            return { q, items: [...page.items, ...beyond], cursor: beyond.length ? now.cursor : page.next_cursor, error: null };
           });
         } catch (error) {
           fail(error);
@@ -79,7 +80,7 @@ function useWorkflows() {
     async function more(cursor) {
       try {
         const page = await get(where(cursor), signal);
-        setState((now) => ({ items: [...now.items, ...page.items], cursor: page.next_cursor, error: null }));
+        setState((now) => ({ ...now, items: [...now.items, ...page.items], cursor: page.next_cursor, error: null }));
       } catch (error) {
         fail(error);
       }
@@ -94,7 +95,7 @@ function useWorkflows() {
       clearInterval(timer);
       leaving.abort();
     };
-  }, []);
+  }, [q]);
   return { ...state, more: (cursor) => control.current.more(cursor), refresh: () => control.current.refresh() };
 }
 
@@ -113,19 +114,23 @@ function Row({ one }) {
 }
 
 export function WorkflowsScreen({ query }) {
-  const { items, cursor, error, more, refresh } = useWorkflows();
-  const wanted = (query.q || "").toLowerCase();
-  const found = items?.filter((one) => one.name.toLowerCase().includes(wanted));
+  const { items, cursor, error, more, refresh } = useWorkflows(query.q);
+  const typing = useRef(null);
+  const search = (event) => {
+    const q = event.currentTarget.value;
+    clearTimeout(typing.current);
+    typing.current = setTimeout(() => setQuery({ q }), 200);
+  };
   return html`<main tabindex="-1">
     <div class="title"><h1>Workflows</h1><span class="grow"></span>
-      ${items?.length > 0 && html`<input type="search" aria-label="Search workflows" placeholder="Name" value=${query.q || ""} onInput=${(e) => setQuery({ q: e.currentTarget.value })} />`}
+      ${(items?.length > 0 || query.q) && html`<input type="search" aria-label="Search workflows" placeholder="Name" value=${query.q || ""} onInput=${search} />`}
       <a class="button" href=${link(["editor"])}>New workflow</a></div>
     <${Trouble} error=${error} again=${refresh} />
     ${!items && !error && html`<${Loading} />`}
-    ${items?.length === 0 && html`<${Empty}><p>No workflow is registered.</p>
+    ${items?.length === 0 && !query.q && html`<${Empty}><p>No workflow is registered.</p>
       <p><a href=${link(["editor"])}>Write one here</a>, or register a file: <code>dovetail workflows register flow.yaml</code></p><//>`}
-    ${items?.length > 0 && found.length === 0 && html`<${Empty}>No workflow matches. <button onClick=${() => setQuery({ q: "" })}>Show all workflows</button><//>`}
-    ${found?.length > 0 && html`<ul class="plain list flows">${found.map((one) => html`<${Row} key=${one.name} one=${one} />`)}</ul>`}
+    ${items?.length === 0 && query.q && !cursor && html`<${Empty}>No workflow matches. <button onClick=${() => setQuery({ q: "" })}>Show all workflows</button><//>`}
+    ${items?.length > 0 && html`<ul class="plain list flows">${items.map((one) => html`<${Row} key=${one.name} one=${one} />`)}</ul>`}
     ${cursor && html`<p class="more"><button onClick=${() => more(cursor)}>More workflows</button></p>`}
   </main>`;
 }
