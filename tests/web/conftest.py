@@ -79,6 +79,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         return
     with RedisServer() as store:
         running = serve(folder, "--with", "orchestrator,worker", **on(store.url))
+        running.redis_url = store.url
         yield running
         assert running.stop() == 0
 

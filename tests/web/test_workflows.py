@@ -600,7 +600,9 @@ def test_a_workflow_is_written_registered_and_triggered_by_the_keyboard_alone(
             break
     page.keyboard.press("Control+A")
     page.keyboard.insert_text(f"name: {name}\nnodes:\n- id: a\n  handler: gives\n")
+    page.keyboard.type("# gr ?/")  # keys of the page elsewhere
     expect_verdict(page, "valid, 1 node")
+    expect(page.locator(".cm-content")).to_contain_text("# gr ?/")
     page.keyboard.press("Control+s")
     expect(page.get_by_text(f"{name} version 1 is registered")).to_be_visible()
     page.keyboard.press("Escape")

@@ -15,19 +15,20 @@ end of the last, without pauses in between.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from dovetail import DovetailError
+from dovetail import DovetailError, NotFound
 from dovetail.documents.files import checked_id, default_out
 
 STARTED, EXTRACTED, KNOWN = "started", "extracted", "known"
@@ -172,6 +173,38 @@ def settle(
     if count and after is not before:
         observe(after)
     return after
+
+
+RUNS_ASKED_AT_ONCE = 32
+
+
+async def settle_ended(
+    get_run: Callable[..., Awaitable[Mapping[str, Any]]],
+    out: str | Path,
+    rows: Sequence[Measurement],
+) -> None:
+    """Ask `get_run` how the runs of these rows ended; a run that it does not know stays as it is.
+
+    Failed runs are asked, too: a retry may have succeeded since.
+    """
+
+    async def settle_one(row: Measurement) -> None:
+        try:
+            run = await get_run(row.key, nodes=False)
+        except NotFound:
+            return
+        if run["finished_at"] is None:
+            return
+        good = run["status"] == "COMPLETED"
+        if row.status == FAILED and not good:
+            return
+        ended_at = datetime.fromisoformat(run["finished_at"]).timestamp()
+        await asyncio.to_thread(
+            settle, out, row.document_id, row.key, good=good, ended_at=ended_at, count=False
+        )
+
+    for first in range(0, len(rows), RUNS_ASKED_AT_ONCE):
+        await asyncio.gather(*map(settle_one, rows[first : first + RUNS_ASKED_AT_ONCE]))
 
 
 def run_ended(params: Mapping[str, Any], run_id: str, status: str, *, count: bool = True) -> None:

@@ -43,9 +43,15 @@ export function withQuery(base, query) {
   return given.length ? `${base}?${new URLSearchParams(given)}` : base;
 }
 
+function withToken(headers) {
+  return token() === null ? { ...headers } : { ...headers, Authorization: `Bearer ${token()}` };
+}
+
+// A call as it is, whatever its reply.
+export const rawCall = (method, where, headers, body) => fetch(where, { method, headers: withToken(headers), body, cache: "no-store" });
+
 async function send(method, where, { body, headers = {}, signal } = {}) {
-  const sent = { ...headers };
-  if (token() !== null) sent.Authorization = `Bearer ${token()}`;
+  const sent = withToken(headers);
   if (body !== undefined && typeof body !== "string") {
     sent["Content-Type"] = "application/json";
     body = JSON.stringify(body);
@@ -107,6 +113,17 @@ export async function getText(where, accept, signal) {
   return (await send("GET", where, { headers: { Accept: accept }, signal })).text();
 }
 
+// A file as an address that an image can have; it needs the token, so `src` alone cannot load it.
+export async function dataUrl(where, signal) {
+  const blob = await (await send("GET", where, { signal })).blob();
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result);
+    reader.onerror = () => reject(new Problem(0, "The file cannot be shown."));
+    reader.readAsDataURL(blob);
+  });
+}
+
 export async function download(where, accept, name) {
   const reply = await send("GET", where, { headers: { Accept: accept } });
   save(await reply.blob(), name);
@@ -122,8 +139,13 @@ export function save(blob, name) {
 
 export const pause = (ms, signal) =>
   new Promise((resolve) => {
-    const timer = setTimeout(resolve, ms);
-    signal?.addEventListener("abort", () => { clearTimeout(timer); resolve(); }, { once: true });
+    const done = () => {
+      clearTimeout(timer);
+      signal?.removeEventListener("abort", done);
+      resolve();
+    };
+    const timer = setTimeout(done, ms);
+    signal?.addEventListener("abort", done);
   });
 
 // Follows a stream of events until it has ended for good; comes back after a break where it was.

@@ -318,8 +318,8 @@ function Events({ run, events, query }) {
 }
 
 function Data({ run }) {
-  return html`<div><${Json} title="Params" value=${run.params} file=${`${run.run_id}-params.json`} />
-    <${Json} title="Result" value=${run.result} file=${`${run.run_id}-result.json`} /></div>`;
+  return html`<div><${Json} title="Params" level=${2} value=${run.params} file=${`${run.run_id}-params.json`} />
+    <${Json} title="Result" level=${2} value=${run.result} file=${`${run.run_id}-result.json`} /></div>`;
 }
 
 const TABS = [["", "Answer"], ["nodes", "Nodes"], ["graph", "Graph"], ["timeline", "Timeline"], ["logs", "Logs"], ["events", "Events"], ["data", "Params and result"]];

@@ -125,19 +125,18 @@ export function useRead(where, read = get) {
   return { ...state, isNew: state.of === where, again: () => setTurn((n) => n + 1) };
 }
 
-// A component of a module that is loaded when it is first shown.
-export function Lazy({ load, name, ...rest }) {
+// A part of the page that is loaded when it is first seen.
+export function Later({ load, part, isScreen, isOverlay, ...props }) {
   const [state, setState] = useState({});
-  const start = () => {
-    setState({});
-    load().then(
-      (module) => setState({ component: module[name] }),
-      () => setState({ error: new Error("A part of the page cannot be loaded. The server may have another version by now: load the page again.") }),
-    );
-  };
-  useEffect(start, [name]);
-  if (state.error) return html`<${Trouble} error=${state.error} again=${start} />`;
-  return state.component ? html`<${state.component} ...${rest} />` : html`<${Loading} />`;
+  useEffect(() => {
+    let left = false;
+    load().then((module) => left || setState({ Part: module[part] }), () => left || setState({ lost: true }));
+    return () => { left = true; };
+  }, [part]);
+  const framed = (content) => (isScreen ? html`<main tabindex="-1">${content}</main>` : content);
+  if (state.lost) return framed(html`<${Empty}>This part of the page cannot be loaded: the server is away, or has a newer version. <button onClick=${() => location.reload()}>Load the page again</button><//>`);
+  if (state.Part) return html`<${state.Part} ...${props} />`;
+  return isOverlay ? null : framed(html`<${Loading} />`);
 }
 
 // ── lists: only the rows in view are in the document ────────────────────────────────────
@@ -274,11 +273,11 @@ export function Tree({ value, name, open }) {
   </details>`;
 }
 
-export function Json({ title, value, file }) {
+export function Json({ title, value, file, level = 3 }) {
   const text = () => JSON.stringify(value, null, 2);
   const isSmall = useMemo(() => (JSON.stringify(value) ?? "").length < SMALL, [value]);
   return html`<section class="json">
-    <header><h3>${title}</h3>
+    <header><${`h${level}`}>${title}<//>
       ${value !== null && value !== undefined && html`<${Copy} text=${text} />
       ${file && html`<button class="quiet" onClick=${() => save(new Blob([text()], { type: "application/json" }), file)}>Download</button>`}`}
     </header>

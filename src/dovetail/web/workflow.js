@@ -4,7 +4,7 @@ import { getText, path, post, put, remove, reread, save, withQuery } from "./api
 import { GraphView } from "./graph.js";
 import { link, setQuery } from "./route.js";
 import { TriggerForm } from "./trigger.js";
-import { Copy, Dialog, Empty, Json, Lazy, Loading, State, Tabs, Time, Trouble, useRead } from "./ui.js";
+import { Copy, Dialog, Empty, Json, Later, Loading, State, Tabs, Time, Trouble, useRead } from "./ui.js";
 import { FailureShare, failures, targetWords, targetsOf } from "./workflows.js";
 
 const RECENT_RUNS = 50;
@@ -158,7 +158,7 @@ function Definition({ name, version }) {
   return html`<div><div class="bar"><${Copy} text=${value} />
       <button class="quiet" onClick=${() => save(new Blob([value], { type: YAML }), `${name}-v${version}.yaml`)}>Download</button>
       <a href=${link(["editor"], { workflow: name, version })}>Edit</a></div>
-    <${Lazy} load=${loadCode} name="CodeView" text=${value} label=${`Definition of ${name}, version ${version}`} key=${where} /></div>`;
+    <${Later} load=${loadCode} part="CodeView" text=${value} label=${`Definition of ${name}, version ${version}`} key=${where} /></div>`;
 }
 
 function VersionGraph({ workflow, query }) {
@@ -222,7 +222,7 @@ export function WorkflowScreen({ name, tab = "", query }) {
       </div></div>`}
     ${tab === "definition" && html`<${Definition} name=${name} version=${workflow.version} />`}
     ${tab === "graph" && html`<${VersionGraph} workflow=${workflow} query=${query} />`}
-    ${tab === "diff" && html`<${Lazy} load=${loadDiff} name="Diff" workflow=${name} versions=${versions} query=${query} />`}
+    ${tab === "diff" && html`<${Later} load=${loadDiff} part="Diff" workflow=${name} versions=${versions} query=${query} />`}
     ${!TABS.some(([key]) => key === tab) && html`<${Empty}>There is no such part. <a href=${link(["workflows", name])}>The workflow</a><//>`}
     ${dialog?.kind === "latest" && html`<${LatestDialog} ...${shared} latest=${versions[0]} target=${dialog.target} />`}
     ${dialog?.kind === "rollback" && html`<${AliasDialog} ...${shared} isRollback alias=${dialog.alias} current=${workflow.aliases[dialog.alias]} target=${dialog.target} />`}
