@@ -14,7 +14,7 @@ const readYaml = (where, signal) => getText(where, "application/yaml", signal);
 const shown = (value) => (value === null || value === undefined ? "nothing" : typeof value === "string" ? value : JSON.stringify(value));
 
 function Fields({ fields }) {
-  return html`<dl class="fields">${Object.entries(fields).map(([name, { from, to }]) => html`<div key=${name}><dt>${name}</dt>
+  return html`<dl class="differences">${Object.entries(fields).map(([name, { from, to }]) => html`<div key=${name}><dt>${name}</dt>
     <dd><del><span class="sr">was </span>${shown(from)}</del> <ins><span class="sr">is </span>${shown(to)}</ins></dd></div>`)}</dl>`;
 }
 
