@@ -55,7 +55,7 @@ function useChoices(text, documents, open) {
   const at = route.get();
   const [run, setRun] = useState(null);
   const [workflows, setWorkflows] = useState([]);
-  const [runs, setRuns] = useState([]);
+  const [runs, setRuns] = useState({ text: null, items: [] });
   useEffect(() => {
     get("/workflows?limit=1000").then((page) => setWorkflows(page.items), () => {});
     if (at.parts[0] === "runs" && at.parts[1]) get(path("runs", at.parts[1])).then(setRun, () => {});
@@ -63,7 +63,7 @@ function useChoices(text, documents, open) {
   useEffect(() => {
     const leaving = new AbortController();
     const timer = setTimeout(() => {
-      get(withQuery("/runs", { q: text.trim(), limit: FOUND_RUNS }), leaving.signal).then((page) => setRuns(page.items), () => {});
+      get(withQuery("/runs", { q: text.trim(), limit: FOUND_RUNS }), leaving.signal).then((page) => setRuns({ text, items: page.items }), () => {});
     }, text ? 200 : 0);
     return () => {
       clearTimeout(timer);
@@ -78,7 +78,8 @@ function useChoices(text, documents, open) {
     ...actions(actionsHere(at, run, open)),
     ...screens.filter(([words]) => fits(words)).map(([words, parts, , query]) => ({ group: "screen", words, act: () => go(parts, query) })),
     ...workflows.filter((one) => fits(one.name)).slice(0, FOUND_WORKFLOWS).map((one) => ({ group: "workflow", words: one.name, act: () => go(["workflows", one.name]) })),
-    ...runs.map((one) => ({ group: "run", words: `${one.workflow} ${one.run_id.slice(0, 8)}`, state: one.status, act: () => go(["runs", one.run_id]) })),
+    // Only those that were found for these very words.
+    ...(runs.text === text ? runs.items : []).map((one) => ({ group: "run", words: `${one.workflow} ${one.run_id.slice(0, 8)}`, state: one.status, act: () => go(["runs", one.run_id]) })),
     ...actions(actionsAnywhere(open)),
   ];
 }
