@@ -126,7 +126,8 @@ PAN = """
   const canvas = document.querySelector(".canvas");
   const box = canvas.getBoundingClientRect();
   const at = (type, x, y) => canvas.dispatchEvent(new PointerEvent(type, {
-    pointerId: 1, button: 0, buttons: 1, bubbles: true, clientX: box.left + x, clientY: box.top + y }));
+    pointerId: 1, button: 0, buttons: 1, bubbles: true,
+    clientX: box.left + x, clientY: box.top + y }));
   canvas.setPointerCapture = () => {};
   at("pointerdown", 400, 200);
   const gaps = [];

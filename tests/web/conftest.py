@@ -96,7 +96,8 @@ def open_page(browser: Browser) -> Iterator[OpenPage]:
         contexts.append(context)
         context.add_init_script(
             "window.violations = []; addEventListener('securitypolicyviolation',"
-            " (e) => violations.push(e.violatedDirective + ' ' + e.blockedURI))"
+            " (e) => violations.push(e.violatedDirective + ' ' + e.blockedURI));"
+            " window.clicks = 0; addEventListener('click', () => clicks++, true)"
         )
         page = context.new_page()
         page.set_default_timeout(20_000)
