@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from ..api.conftest import Server, on
 from ..servers.binaries import find_browser
@@ -46,6 +46,7 @@ def shaky(config, ctx):
 """
 
 
+expect.set_options(timeout=15_000)  # the machine may be busy
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
 
