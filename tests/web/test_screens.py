@@ -236,7 +236,7 @@ def test_new_runs_and_counts_come_into_an_open_list_without_a_reload(
     server.client().register({"name": name, "nodes": [node("a", "gives", n=1)]})
     page = open_page(f"{server.url}/#/runs?workflow={name}")
     expect(page.get_by_text("No run matches.")).to_be_visible()
-    page.wait_for_timeout(300)
+    page.wait_for_timeout(1000)  # it is read once more when the stream of events has begun
     polls: list[str] = []
     page.on("request", lambda request: polls.append(request.url))
     page.wait_for_timeout(2500)

@@ -122,7 +122,7 @@ function useCounts(workflow) {
     const { signal } = leaving;
     const read = () => get(withQuery("/run-counts", { workflow, hours: HOURS }), signal).then(setCounts, () => {});
     const refresh = calmly(read, COUNTS_MS, signal);
-    const stop = onRunEvents(refresh);
+    const stop = onRunEvents((events, again) => (events !== null || again) && refresh());
     refresh();
     return () => {
       stop();
