@@ -42,7 +42,7 @@ MAX_FIRST_LOAD = 100_000
 LISTED_RUNS = 100_000
 MAX_PAGE_SECONDS = 0.2
 UPDATES_SECONDS = 10.0
-SLEEPERS, UPDATED_NODES = 350, 3_500
+SLEEPERS, UPDATED_NODES = 400, 4_500
 """So many nodes sleep for a second at once, and each has three events."""
 ROUNDS = 5
 
@@ -151,6 +151,7 @@ def panned(opened: Browser, url: str, run_id: str, collapse: int) -> dict[str, f
     page = new_page(opened)
     page.goto(f"{url}/#/runs/{run_id}/graph?collapse={collapse}", wait_until="commit")
     seconds_until(page, ".boxes[style]")
+    page.get_by_role("button", name="Fit").click()
     page.wait_for_timeout(300)
     found: dict[str, float] = page.evaluate(PAN)
     page.context.close()

@@ -9,6 +9,7 @@ import { Empty, Loading, NODE_STATES, Rows, STATES, State, Trouble, useNarrow } 
 
 const MAX_BOXES = 250; // in the document
 const LEAST_READABLE = 0.42;
+const LEAST_OPENED = 0.15;
 const MAX_LINES = 20000; // painted at once
 const MAX_LINES_MOVING = 3000;
 const COLLAPSED_FROM = 1500; // nodes: with more of them, each layer is one box at first
@@ -157,6 +158,15 @@ function useView(frame, shape, size, paint) {
     touched.current = false;
     move(fitted());
   };
+  // How it opens: whole, or, if that were a strip of dots, as high as the view around one place.
+  const opened = (at) => {
+    const whole = fitted();
+    if (whole.zoom >= LEAST_OPENED) return whole;
+    const zoom = clamp(Math.max(size.height / (shape.height + 20), LEAST_OPENED), whole.zoom, LEAST_READABLE);
+    const [x, y] = at ? [at.x + WIDTH / 2, at.y + HEIGHT / 2] : [shape.width / 2, Math.min(shape.height, size.height / zoom) / 2];
+    const isLow = shape.height * zoom <= size.height;
+    return { zoom, x: size.width / 2 - x * zoom, y: isLow ? (size.height - shape.height * zoom) / 2 : Math.min(8, size.height / 2 - y * zoom) };
+  };
   const zoomBy = (factor, px = size.width / 2, py = size.height / 2) => {
     touched.current = true;
     const now = view.current;
@@ -234,7 +244,7 @@ function useView(frame, shape, size, paint) {
     element.addEventListener("wheel", listener, { passive: false });
     return () => element.removeEventListener("wheel", listener);
   }, []);
-  return { view, touched, ask, move, fit, fitted, zoomBy, shift, show, handlers };
+  return { view, touched, ask, move, fit, opened, zoomBy, shift, show, handlers };
 }
 
 // ── what is seen ────────────────────────────────────────────────────────────────────────
@@ -405,7 +415,8 @@ function Drawing({ nodes, layout, query, href, plain }) {
     const last = before.current;
     before.current = { shape, size };
     if (!moved.view.current || !moved.touched.current) {
-      moved.move(moved.fitted());
+      const first = isCollapsed ? null : nodes.find((node) => node.status === "FAILED") ?? nodes.find((node) => node.status === "RUNNING");
+      moved.move(moved.opened(first && shape.at.get(first.id)));
       const at = shape.at.get(chosen);
       if (!last && at && moved.view.current.zoom < LEAST_READABLE) moved.show(at, boxWidth, boxHeight);
       return;
