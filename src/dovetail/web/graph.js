@@ -162,7 +162,7 @@ function useView(frame, shape, size, paint) {
   const opened = (at) => {
     const whole = fitted();
     if (whole.zoom >= LEAST_OPENED) return whole;
-    const zoom = clamp(Math.max(size.height / (shape.height + 20), LEAST_OPENED), whole.zoom, LEAST_READABLE);
+    const zoom = clamp(size.height / (shape.height + 20), LEAST_OPENED, 0.6);
     const [x, y] = at ? [at.x + WIDTH / 2, at.y + HEIGHT / 2] : [shape.width / 2, Math.min(shape.height, size.height / zoom) / 2];
     const isLow = shape.height * zoom <= size.height;
     return { zoom, x: size.width / 2 - x * zoom, y: isLow ? (size.height - shape.height * zoom) / 2 : Math.min(8, size.height / 2 - y * zoom) };
