@@ -12,6 +12,7 @@ import { Timeline } from "./timeline.js";
 import { Copy, Elapsed, Empty, Json, Loading, NODE_STATES, Rows, STATES, State, Tabs, Time, Trouble, isActive, useNarrow } from "./ui.js";
 
 const SHOW_MS = 100; // at most ten times a second, however many events come
+const [LARGE_RUN, SHOW_LARGE_MS] = [2000, 300]; // nodes
 const MAX_RECENT = 50000;
 
 // The run: read once, then moved on by its events. It is read again for what no event has.
@@ -101,7 +102,7 @@ function useRun(id) {
           onEvents(more) {
             waiting = waiting.concat(more.filter((event) => event.seq > seq));
             seq = Math.max(seq, more.at(-1).seq);
-            if (waiting.length) timer ??= setTimeout(show, SHOW_MS);
+            if (waiting.length) timer ??= setTimeout(show, run.nodes.length > LARGE_RUN ? SHOW_LARGE_MS : SHOW_MS);
           },
         });
       } catch {
