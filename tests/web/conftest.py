@@ -39,6 +39,13 @@ def gives(config, ctx):
     return config
 
 @handler
+def picky(config, ctx):
+    if isinstance(config["item"], str):
+        ctx.log.warning("here is %s", config["item"])
+        raise PermanentError(f"picky about {config['item']}")
+    return config["item"]
+
+@handler
 def shaky(config, ctx):
     if not Path(config["file"]).exists():
         raise RuntimeError(f"attempt {ctx.attempt} breaks")

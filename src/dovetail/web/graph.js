@@ -2,7 +2,7 @@
 // painted on a canvas; boxes that can be read are links, and only those in view are in the document.
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./html.js";
 import { path } from "./api.js";
-import { itemsWords } from "./items.js";
+import { itemsShort } from "./items.js";
 import { HEIGHT, WIDTH, prepared, useLayout } from "./layout.js";
 import { go, link, route, setQuery } from "./route.js";
 import { Empty, Loading, NODE_STATES, Rows, STATES, State, Trouble, useNarrow } from "./ui.js";
@@ -279,7 +279,7 @@ function within(shape, view, size, width, height) {
 
 function Box({ node, at, chosen, cursor, match, href }) {
   const [icon, word] = STATES[node.status] ?? ["", "none"];
-  const note = node.items ? itemsWords(node.items) : node.progress?.fraction ? `${Math.round(100 * node.progress.fraction)} %` : null;
+  const note = node.items ? itemsShort(node.items) : node.progress?.fraction ? `${Math.round(100 * node.progress.fraction)} %` : null;
   const classes = ["box", `box-${word}`, chosen && "chosen", cursor && "cursor", match && "match", node.mark && `mark-${node.mark}`].filter(Boolean).join(" ");
   return html`<a class=${classes} href=${href} tabindex="-1" title=${`${node.id}${node.status ? `: ${word}` : ""}`} aria-label=${`${node.id}${node.status ? `, ${word}` : ""}${node.mark ? `, ${node.mark}` : ""}`}
     style=${{ left: `${at.x}px`, top: `${at.y}px`, width: `${WIDTH}px`, height: `${HEIGHT}px` }}>
