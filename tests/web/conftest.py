@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from ..api.conftest import Server, on
 from ..servers.binaries import find_browser
@@ -40,6 +40,13 @@ def gives(config, ctx):
     return config
 
 @handler
+def picky(config, ctx):
+    if isinstance(config["item"], str):
+        ctx.log.warning("here is %s", config["item"])
+        raise PermanentError(f"picky about {config['item']}")
+    return config["item"]
+
+@handler
 def shaky(config, ctx):
     if not Path(config["file"]).exists():
         raise RuntimeError(f"attempt {ctx.attempt} breaks")
@@ -47,6 +54,7 @@ def shaky(config, ctx):
 """
 
 
+expect.set_options(timeout=15_000)  # the machine may be busy
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
 
@@ -98,7 +106,8 @@ def open_page(browser: Browser) -> Iterator[OpenPage]:
         contexts.append(context)
         context.add_init_script(
             "window.violations = []; addEventListener('securitypolicyviolation',"
-            " (e) => violations.push(e.violatedDirective + ' ' + e.blockedURI))"
+            " (e) => violations.push(e.violatedDirective + ' ' + e.blockedURI));"
+            " window.clicks = 0; addEventListener('click', () => clicks++, true)"
         )
         page = context.new_page()
         page.set_default_timeout(20_000)

@@ -149,14 +149,41 @@ def test_an_open_page_survives_the_death_of_its_server(tmp_path: Path, open_page
         server.stop(signal.SIGKILL)
         expect(page.get_by_text("The server does not answer.")).to_be_visible()
         expect(page.get_by_role("heading", name="long")).to_be_visible()
+        asked: list[str | None] = []
+        page.on(
+            "request",
+            lambda one: one.url.endswith(f"/runs/{run_id}/events")
+            and asked.append(one.headers.get("last-event-id")),
+        )
         server = serve(tmp_path, "--port", port)
         expect(page.get_by_text("The server does not answer.")).to_have_count(0)
         file.touch()
         expect(page.get_by_text("The run completed")).to_be_visible()
+        assert asked
+        assert all(int(after or 0) > 0 for after in asked)
         # It continued after the last event that it had: each is there once.
         page.get_by_role("link", name="Events", exact=True).click()
         expect(page.locator(".row.event").first).to_contain_text("run.completed")
         numbers = page.locator(".c-seq").all_inner_texts()
         assert numbers == [str(n) for n in range(len(numbers), 0, -1)]
+    finally:
+        server.close()
+
+
+def test_an_open_list_goes_on_after_a_restart_of_its_server(
+    tmp_path: Path, open_page: OpenPage
+) -> None:
+    server = serve(tmp_path)
+    port = server.url.rpartition(":")[2]
+    definition = {"name": "after", "nodes": [{"id": "a", "handler": "gives", "config": {}}]}
+    try:
+        page = open_page(server.url)
+        expect(page.get_by_text("There are no runs yet.")).to_be_visible()
+        server.stop(signal.SIGKILL)
+        expect(page.get_by_text("The server does not answer.")).to_be_visible()
+        server = serve(tmp_path, "--port", port)
+        expect(page.get_by_text("The server does not answer.")).to_have_count(0)
+        server.client().post("/runs", {"definition": definition})
+        expect(page.get_by_role("listitem")).to_contain_text("completed")
     finally:
         server.close()

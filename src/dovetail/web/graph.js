@@ -2,13 +2,14 @@
 // painted on a canvas; boxes that can be read are links, and only those in view are in the document.
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./html.js";
 import { path } from "./api.js";
-import { itemsWords } from "./items.js";
+import { itemsShort } from "./items.js";
 import { HEIGHT, WIDTH, prepared, useLayout } from "./layout.js";
 import { go, link, route, setQuery } from "./route.js";
 import { Empty, Loading, NODE_STATES, Rows, STATES, State, Trouble, useNarrow } from "./ui.js";
 
 const MAX_BOXES = 250; // in the document
 const LEAST_READABLE = 0.42;
+const LEAST_OPENED = 0.15;
 const MAX_LINES = 20000; // painted at once
 const MAX_LINES_MOVING = 3000;
 const COLLAPSED_FROM = 1500; // nodes: with more of them, each layer is one box at first
@@ -157,6 +158,15 @@ function useView(frame, shape, size, paint) {
     touched.current = false;
     move(fitted());
   };
+  // How it opens: whole, or, if that were a strip of dots, as high as the view around one place.
+  const opened = (at) => {
+    const whole = fitted();
+    if (whole.zoom >= LEAST_OPENED) return whole;
+    const zoom = clamp(size.height / (shape.height + 20), LEAST_OPENED, 0.6);
+    const [x, y] = at ? [at.x + WIDTH / 2, at.y + HEIGHT / 2] : [shape.width / 2, Math.min(shape.height, size.height / zoom) / 2];
+    const isLow = shape.height * zoom <= size.height;
+    return { zoom, x: size.width / 2 - x * zoom, y: isLow ? (size.height - shape.height * zoom) / 2 : Math.min(8, size.height / 2 - y * zoom) };
+  };
   const zoomBy = (factor, px = size.width / 2, py = size.height / 2) => {
     touched.current = true;
     const now = view.current;
@@ -234,7 +244,7 @@ function useView(frame, shape, size, paint) {
     element.addEventListener("wheel", listener, { passive: false });
     return () => element.removeEventListener("wheel", listener);
   }, []);
-  return { view, touched, ask, move, fit, fitted, zoomBy, shift, show, handlers };
+  return { view, touched, ask, move, fit, opened, zoomBy, shift, show, handlers };
 }
 
 // ── what is seen ────────────────────────────────────────────────────────────────────────
@@ -269,7 +279,7 @@ function within(shape, view, size, width, height) {
 
 function Box({ node, at, chosen, cursor, match, href }) {
   const [icon, word] = STATES[node.status] ?? ["", "none"];
-  const note = node.items ? itemsWords(node.items) : node.progress?.fraction ? `${Math.round(100 * node.progress.fraction)} %` : null;
+  const note = node.items ? itemsShort(node.items) : node.progress?.fraction ? `${Math.round(100 * node.progress.fraction)} %` : null;
   const classes = ["box", `box-${word}`, chosen && "chosen", cursor && "cursor", match && "match", node.mark && `mark-${node.mark}`].filter(Boolean).join(" ");
   return html`<a class=${classes} href=${href} tabindex="-1" title=${`${node.id}${node.status ? `: ${word}` : ""}`} aria-label=${`${node.id}${node.status ? `, ${word}` : ""}${node.mark ? `, ${node.mark}` : ""}`}
     style=${{ left: `${at.x}px`, top: `${at.y}px`, width: `${WIDTH}px`, height: `${HEIGHT}px` }}>
@@ -407,7 +417,8 @@ function Drawing({ nodes, layout, query, href, plain }) {
     const last = before.current;
     before.current = { shape, size };
     if (!moved.view.current || !moved.touched.current) {
-      moved.move(moved.fitted());
+      const first = isCollapsed ? null : nodes.find((node) => node.status === "FAILED") ?? nodes.find((node) => node.status === "RUNNING");
+      moved.move(moved.opened(first && shape.at.get(first.id)));
       const at = shape.at.get(chosen);
       if (!last && at && moved.view.current.zoom < LEAST_READABLE) moved.show(at, boxWidth, boxHeight);
       return;

@@ -2,7 +2,7 @@
 import { html, useEffect, useMemo, useRef, useState } from "./html.js";
 import { get, newKey, onRunEvents, path, pause, post, reread, withQuery } from "./api.js";
 import { link, setQuery, go } from "./route.js";
-import { Elapsed, Empty, Loading, RUN_STATES, Rows, STATES, State, Time, Trouble, isActive, useNarrow } from "./ui.js";
+import { Elapsed, Empty, Loading, RUN_STATES, Rows, STATES, State, Time, Trouble, useNarrow } from "./ui.js";
 
 const PAGE = 50;
 const MAX_REREAD = 200; // of the newest; events move older ones on
@@ -122,7 +122,7 @@ function useCounts(workflow) {
     const { signal } = leaving;
     const read = () => get(withQuery("/run-counts", { workflow, hours: HOURS }), signal).then(setCounts, () => {});
     const refresh = calmly(read, COUNTS_MS, signal);
-    const stop = onRunEvents(refresh);
+    const stop = onRunEvents((events, again) => (events !== null || again) && refresh());
     refresh();
     return () => {
       stop();
@@ -310,11 +310,11 @@ function RunList({ query }) {
     typing.current = setTimeout(() => setQuery(change), 250);
   };
   const filtered = query.status || query.workflow || query.q || query.time || query.after || query.before;
-  const going = items ? items.filter(isActive).length : 0;
+  const going = counted ? counted.counts.RUNNING + counted.counts.PENDING : 0;
   const count = (state) => counted && html` <span class="number">${counted.counts[state].toLocaleString()}</span>`;
   const allChosen = items?.length > 0 && items.every((run) => chosen.has(run.run_id));
   return html`<main tabindex="-1">
-    <div class="title"><h1>Runs</h1>${going > 0 && html`<span class="count">${going} in progress</span>`}<span class="grow"></span>
+    <div class="title"><h1>Runs</h1>${going > 0 && html`<span class="count">${going.toLocaleString()} in progress</span>`}<span class="grow"></span>
       ${counted && html`<${Sparkline} hours=${counted.hours} />`}</div>
     <div class="bar" role="search">
       <div class="chips" role="group" aria-label="State">
