@@ -96,17 +96,21 @@ export async function reread(where, known, signal) {
   return { value: await reply.json(), tag: reply.headers.get("ETag"), seq: Number(reply.headers.get("Last-Event-Id")) };
 }
 
-export async function post(where, body, headers) {
-  const reply = await send("POST", where, { body, headers });
+export async function post(where, body, headers, signal) {
+  const reply = await send("POST", where, { body, headers, signal });
   return reply.status === 204 ? null : reply.json();
 }
 
-export async function put(where, body) {
-  return (await send("PUT", where, { body })).json();
+export async function put(where, body, headers) {
+  return (await send("PUT", where, { body, headers })).json();
 }
 
-export async function remove(where) {
-  await send("DELETE", where);
+export async function remove(where, headers) {
+  await send("DELETE", where, { headers });
+}
+
+export async function getText(where, accept, signal) {
+  return (await send("GET", where, { headers: { Accept: accept }, signal })).text();
 }
 
 // A file as an address that an image can have; it needs the token, so `src` alone cannot load it.

@@ -254,7 +254,7 @@ SELECT MAX(id) FROM journal WHERE id BETWEEN ? AND ? AND seq <= ?;
 SELECT number, finished_at IS NOT NULL FROM runs WHERE run_id = ?;
 
 -- name: last_run
-SELECT MAX(number) FROM runs HAVING MAX(number) IS NOT NULL;
+SELECT number FROM runs ORDER BY number DESC LIMIT 1;
 
 -- name: run_from
 -- The first run at a number or after it, and when it was created.

@@ -302,7 +302,7 @@ class SqliteRecords(BaseRecords):
         if workflow is not None:
             return dict(self._store.rows("count_runs_of_workflow", workflow, first, end))
         counted = {
-            status.value: self._store.rows("count_runs", status.value, first, end)[0][0]
+            status.value: self._one("count_runs", status.value, first, end)[0]
             for status in RunStatus
         }
         return {status: runs for status, runs in counted.items() if runs}
