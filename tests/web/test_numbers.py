@@ -106,3 +106,24 @@ def test_a_run_at_rest_is_not_asked_for_again(server: Server, open_page: OpenPag
     # A retry from elsewhere is seen at once.
     server.client().post(f"/runs/{run_id}/retry", {"from": "n0"})
     expect(page.get_by_text("epoch 2")).to_be_visible()
+
+
+def test_older_runs_come_while_the_list_is_scrolled_and_few_are_in_the_document(
+    server: Server, open_page: OpenPage
+) -> None:
+    api = server.client()
+    name = api.register({"name": "many", "nodes": [{"id": "a", "handler": "gives", "config": {}}]})
+    batch = api.post(f"/workflows/{name}/batches", {"items": [{"n": n} for n in range(330)]})
+    while api.get(f"/batches/{batch['batch_id']}?limit=1")["finished_at"] is None:
+        pass
+    page = open_page(f"{server.url}/#/runs?workflow={name}")
+    expect(page.get_by_role("button", name="completed")).to_contain_text("330")
+    expect(page.get_by_role("button", name="Older runs")).to_be_attached()
+    for _ in range(60):
+        if page.get_by_role("button", name="Older runs").count() == 0:
+            break
+        page.mouse.wheel(0, 5000)
+        page.wait_for_timeout(100)
+    expect(page.get_by_role("button", name="Older runs")).to_have_count(0)
+    assert page.evaluate("document.querySelector('.rows .extent').offsetHeight") == 330 * 40
+    assert elements(page) <= MAX_ELEMENTS
