@@ -127,3 +127,23 @@ def test_older_runs_come_while_the_list_is_scrolled_and_few_are_in_the_document(
     expect(page.get_by_role("button", name="Older runs")).to_have_count(0)
     assert page.evaluate("document.querySelector('.rows .extent').offsetHeight") == 330 * 40
     assert elements(page) <= MAX_ELEMENTS
+
+
+def test_a_hidden_tab_gives_its_streams_back_and_goes_on_when_it_is_shown(
+    server: Server, open_page: OpenPage
+) -> None:
+    page = open_page(f"{server.url}/#/runs?workflow=hidden")
+    expect(page.get_by_text("No run matches.")).to_be_visible()
+    hide = """(hidden) => {
+      Object.defineProperty(document, "hidden", { get: () => hidden, configurable: true });
+      document.dispatchEvent(new Event("visibilitychange"));
+    }"""
+    with page.expect_event("requestfailed") as closed:
+        page.evaluate(hide, True)
+    assert closed.value.url.endswith("/api/v1/events")
+    definition = {"name": "hidden", "nodes": [{"id": "a", "handler": "gives", "config": {}}]}
+    server.client().post("/runs", {"definition": definition})
+    with page.expect_request("**/api/v1/events") as again:
+        page.evaluate(hide, False)
+    assert again.value.headers["last-event-id"]
+    expect(page.get_by_role("listitem")).to_contain_text("completed")
