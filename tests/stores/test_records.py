@@ -534,6 +534,38 @@ class TestRuns:
         assert ended["duration"] is not None
         assert ended["result"] == {"a": None}
 
+    async def test_runs_are_counted_by_status_and_by_the_hour_of_their_creation(
+        self, keeper: Keeper
+    ) -> None:
+        runs = [submit(graph("even" if i % 2 == 0 else "odd")) for i in range(6)]
+        for hour, run in zip((0, 0, 1, 1, 1, 3), runs, strict=True):
+            await keeper.accept(run, NOW + 3600 * hour)
+        await keeper.cancel(runs[2], NOW + 10_000)
+        count = keeper.records.count_runs
+        edges = [NOW + 3600 * hour - 1 for hour in range(5)]
+
+        def hours(created: list[dict[str, int]]) -> list[int]:
+            return [sum(one.values()) for one in created]
+
+        every = await count(None, edges)
+        assert every.by_status["CANCELLED"] == 1
+        assert sum(every.by_status.values()) == 6
+        assert hours(every.created) == [2, 3, 0, 1]
+        assert [one.get("CANCELLED", 0) for one in every.created] == [0, 1, 0, 0]
+        odd = await count("odd", edges)
+        assert sum(odd.by_status.values()) == 3
+        assert hours(odd.created) == [1, 1, 0, 1]
+        assert hours((await count(None, edges[1:3])).created) == [3]
+        for nothing in ("unknown", "\ud800", "\0"):
+            none = await count(nothing, edges)
+            assert sum(none.by_status.values()) == 0
+            assert hours(none.created) == [0] * 4
+
+    async def test_no_runs_are_counted_where_there_are_none(self, keeper: Keeper) -> None:
+        none = await keeper.records.count_runs(None, [NOW, NOW + 1])
+        assert sum(none.by_status.values()) == 0
+        assert [sum(one.values()) for one in none.created] == [0]
+
     @pytest.mark.parametrize("cursor", ["x", "-1", "9" * 30, "", "\0", "٣"])
     async def test_an_invalid_cursor_is_refused(self, keeper: Keeper, cursor: str) -> None:
         with pytest.raises(InvalidParams, match="is no cursor"):

@@ -39,6 +39,7 @@ from dovetail.client.answers import (
     Page,
     Repaired,
     Run,
+    RunCounts,
     RunNode,
     RunOutcome,
     WorkflowDiff,
@@ -435,6 +436,12 @@ class Dovetail:
             cursor=text_or_none("cursor", cursor),
         )
         return Page.from_api(_own(await self._commands.list_runs(query)))
+
+    async def run_counts(self, *, workflow: str | None = None, hours: int = 24) -> RunCounts:
+        """How many runs are in each status, and in each of the last hours, at most 168."""
+        wanted = text_or_none("workflow", workflow)
+        number = whole_number("hours", hours, least=1)
+        return RunCounts.from_api(await self._commands.run_counts(workflow=wanted, hours=number))
 
     async def events(self, run_id: str, *, after: int = 0) -> AsyncIterator[Event]:
         """Every event after the one with the number `after`, live; ends with the run.

@@ -87,6 +87,15 @@ class Layout(_Answer):
 
 
 @dataclass(frozen=True, slots=True)
+class RunCounts(_Answer):
+    """`counts` by status; `hours`, oldest first, have `time`, `total` (runs that were created in
+    this hour) and `failed` (how many of these failed)."""
+
+    counts: dict[str, int]
+    hours: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
 class RunOutcome(_Answer):
     """What became of one run of many. `error` has `type` and `message`, or is None."""
 

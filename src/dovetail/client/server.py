@@ -314,6 +314,9 @@ class RemoteEngine:
                 run["result"] = await self._connection.call("GET", path, query={"partial": "true"})
         return page
 
+    async def run_counts(self, *, workflow: str | None = None, hours: int = 24) -> dict[str, Any]:
+        return await self._get(at("run-counts"), workflow=workflow, hours=hours)
+
     async def results(self, run_id: str, *, partial: bool = False) -> dict[str, Any]:
         query = {"partial": "true", **FULL} if partial else FULL
         return await self._get(at("runs", run_id, "results"), **query)

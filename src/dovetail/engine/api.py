@@ -208,6 +208,11 @@ class EngineApi(Protocol):
         """Raises `InvalidParams` for a status that does not exist."""
         ...
 
+    async def run_counts(self, *, workflow: str | None = None, hours: int = 24) -> dict[str, Any]:
+        """How many runs are in each status, and of each of the last hours how many were created
+        and how many of these failed. Raises `InvalidParams` for a number of hours out of bounds."""
+        ...
+
     async def results(self, run_id: str, *, partial: bool = False) -> dict[str, Any]:
         """Raises `Conflict` while its status is not final, unless `partial`."""
         ...

@@ -89,6 +89,7 @@ from dovetail.engine.views import (
     result,
     run_snapshot,
     run_view,
+    timestamp,
     with_warnings,
 )
 
@@ -103,6 +104,8 @@ RETRY_BATCH_SIZE = 100
 """Runs of a batch, or of a list, that are retried together: they share commits."""
 MAX_MOVED_RUNS = 1_000
 """That one call retries or cancels."""
+MAX_COUNTED_HOURS = 168
+"""A week."""
 MAX_BATCHES_PER_PAGE = 100
 """In a page: each is counted."""
 MAX_SEARCHED_RUNS = 5_000
@@ -528,6 +531,25 @@ class Commands:
         if search.keeps_all:
             return await self.records.list_runs(query)
         return await self._search_runs(query, search)
+
+    async def run_counts(self, *, workflow: str | None = None, hours: int = 24) -> dict[str, Any]:
+        if not 1 <= hours <= MAX_COUNTED_HOURS:
+            message = f"{hours} is no number of hours; from 1 to {MAX_COUNTED_HOURS}"
+            raise InvalidParams([Problem("invalid_field", message, "hours")])
+        last = self.clock() // 3600 * 3600
+        starts = [last - 3600 * back for back in range(hours - 1, -1, -1)]
+        tally = await self.records.count_runs(workflow, [*starts, last + 3600])
+        return {
+            "counts": {status.value: tally.by_status.get(status.value, 0) for status in RunStatus},
+            "hours": [
+                {
+                    "time": timestamp(start),
+                    "total": sum(created.values()),
+                    "failed": created.get(RunStatus.FAILED.value, 0),
+                }
+                for start, created in zip(starts, tally.created, strict=True)
+            ],
+        }
 
     async def _search_runs(self, query: RunQuery, search: RunSearch) -> dict[str, Any]:
         """A page that may be short or empty though another follows: each request examines so many

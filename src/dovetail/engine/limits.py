@@ -56,9 +56,10 @@ class TokenBucket:
         return True
 
     def set(self, rate_per_second: float, burst: int, now: float) -> None:
-        """From now on this rate and burst. What was started and booked counts on, as so many
-        tokens, of which nobody owes more than a burst: what is beyond that is a service that asked
-        for patience under the old limit, and who sets a new one has heard of it."""
+        """Use this rate and burst from now on. Starts and bookings still count, up to a burst.
+
+        More than a burst is owed only if a service asked for a pause under the old limit; a new
+        limit replaces that pause."""
         new = TokenBucket(rate_per_second, burst)
         if self.started > now:
             owed = min((self.started - now) * self.rate, new.burst)

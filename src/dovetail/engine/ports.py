@@ -278,6 +278,15 @@ class RunQuery:
 ALL_RUNS = RunQuery()
 
 
+class RunTally(NamedTuple):
+    """How many runs there are. A workflow's tally has its runs only."""
+
+    by_status: dict[str, int]
+    """A status without runs may be left out."""
+    created: list[dict[str, int]]
+    """By status, the runs that were created in each interval."""
+
+
 @dataclass(frozen=True, slots=True)
 class LogQuery:
     """Which lines of a run's log: in the order of their numbers, a page at a time."""
@@ -344,6 +353,11 @@ class Records(Protocol):
     async def find_run(self, prefix: str) -> str: ...
     async def list_runs(self, query: RunQuery = ALL_RUNS) -> dict[str, Any]:
         """Without regard to `q` and the times of creation: `Commands` searches."""
+        ...
+
+    async def count_runs(self, workflow: str | None, edges: Sequence[float]) -> RunTally:
+        """All runs, and those created between each time of `edges` and the next. Where clocks
+        differ, a run near an edge may be counted beside it."""
         ...
 
     async def summary(self, run_id: str, most: int | None = None) -> dict[str, Any]: ...
@@ -625,7 +639,7 @@ class RateLimiter(Protocol):
         ...
 
     async def unbook(self, tag: str, count: int) -> None:
-        """So many of those that booked will not come."""
+        """Give back this many bookings: their nodes will not start."""
         ...
 
     async def slow(self, tag: str, until: float) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from bisect import bisect_right
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -38,6 +39,7 @@ from dovetail.engine.ports import (
     Key,
     KeyUsed,
     RunQuery,
+    RunTally,
     Seen,
 )
 from dovetail.engine.views import unread_run
@@ -379,6 +381,23 @@ class TieredRecords(PostgresRecords):
             with suppress(NotFound):  # not made yet, or lost with Redis: as it was archived
                 return await self._hot.summary(view["run_id"], most)
         return view
+
+    async def count_runs(self, workflow: str | None, edges: Sequence[float]) -> RunTally:
+        tally = await super().count_runs(workflow, edges)
+        behind = await self._behind()
+        if not behind:
+            return tally
+        given = {} if workflow is None else {"workflow": workflow}
+        late = await self._pool.rows("statuses_of", behind, **given)
+        live = await self._live([run_id for run_id, _, _ in late])
+        for run_id, status, created_at in late:
+            if run_id not in live:
+                continue
+            at = bisect_right(edges, created_at) - 1
+            for counts in (tally.by_status, *tally.created[at : at + 1 if at >= 0 else 0]):
+                counts[status] = max(0, counts.get(status, 0) - 1)
+                counts[live[run_id].status] = counts.get(live[run_id].status, 0) + 1
+        return tally
 
     async def summary(self, run_id: str, most: int | None = None) -> dict[str, Any]:
         try:

@@ -532,6 +532,18 @@ JOIN dovetail.definitions d ON d.number = r.definition WHERE r.run_id = $1;
 -- name: find_runs
 SELECT run_id FROM dovetail.runs WHERE run_id >= $1 AND run_id < $2 ORDER BY run_id LIMIT 5;
 
+-- name: count_runs
+SELECT status, COUNT(*) FROM dovetail.runs WHERE TRUE {conditions} GROUP BY status;
+
+-- name: count_new_runs
+-- By the interval of their creation. There is no index by time: only the newest $2 runs are read.
+SELECT width_bucket(created_at, $1::FLOAT8[]), status, COUNT(*) FROM dovetail.runs
+WHERE number > (SELECT MAX(number) FROM dovetail.runs) - $2 AND created_at >= ($1::FLOAT8[])[1] {conditions}
+GROUP BY 1, 2;
+
+-- name: statuses_of
+SELECT run_id, status, created_at FROM dovetail.runs WHERE run_id = ANY ($1::TEXT[]) {conditions};
+
 -- name: summaries
 -- Newest first, before a number; the conditions that are wanted follow it, each on an index. A
 -- result of more than $3 bytes is not read, nor are params behind $4 bytes of both.

@@ -27,6 +27,7 @@ from dovetail.engine.ports import (
     KeyUsed,
     Registered,
     RunQuery,
+    RunTally,
     Seen,
     WorkflowVersion,
 )
@@ -75,6 +76,8 @@ from dovetail.stores.records import (
 from dovetail.stores.redis.codec import event_of
 
 LARGEST_NUMBER = (1 << 63) - 1
+MAX_COUNTED_RUNS = 200_000
+"""The newest, where runs are counted by the time of their creation."""
 MAX_LOG_CHUNKS = 1000
 OLDEST_SERVER = 120000
 MAX_APART_SECONDS = 5.0
@@ -318,6 +321,16 @@ class PostgresRecords(BaseRecords):
         """Rows of a page; with `most` only as far as an answer has room, see `until_cut`."""
         heaviest = None if most is None else PAGE_BYTES
         return await self._pool.rows("summaries", before, limit, most, heaviest, **given)
+
+    async def count_runs(self, workflow: str | None, edges: Sequence[float]) -> RunTally:
+        given = {} if workflow is None else {"workflow": workflow}
+        by_status = dict(await self._pool.rows("count_runs", **given))
+        created: list[dict[str, int]] = [{} for _ in edges[1:]]
+        rows = await self._pool.rows("count_new_runs", list(edges), MAX_COUNTED_RUNS, **given)
+        for bucket, status, runs in rows:
+            if bucket <= len(created):
+                created[bucket - 1][status] = runs
+        return RunTally(by_status, created)
 
     async def summary(self, run_id: str, most: int | None = None) -> dict[str, Any]:
         row = await self._pool.row("summary", run_id, most)

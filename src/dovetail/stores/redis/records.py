@@ -32,6 +32,7 @@ from dovetail.engine.ports import (
     KeyUsed,
     Registered,
     RunQuery,
+    RunTally,
     Seen,
     WorkflowVersion,
 )
@@ -362,6 +363,12 @@ class RedisRecords(BaseRecords):
         show = partial(self._summary, most=most)
         limit = page_size(query.limit)
         return await self._lists.page(where, query.status, limit, query.cursor, show, heaviest)
+
+    async def count_runs(self, workflow: str | None, edges: Sequence[float]) -> RunTally:
+        where = RUNS if workflow is None else workflow_key(workflow)
+        if not is_text(where):
+            return RunTally({}, [{} for _ in edges[1:]])
+        return await self._lists.counts(where, edges)
 
     async def summary(self, run_id: str, most: int | None = None) -> dict[str, Any]:
         view = await self._summary(run_id, most) if is_text(run_id) else None

@@ -236,6 +236,21 @@ SELECT MAX(id) FROM journal WHERE id BETWEEN ? AND ? AND seq <= ?;
 -- name: is_finished
 SELECT number, finished_at IS NOT NULL FROM runs WHERE run_id = ?;
 
+-- name: last_run
+SELECT MAX(number) FROM runs HAVING MAX(number) IS NOT NULL;
+
+-- name: run_from
+-- The first run at a number or after it, and when it was created.
+SELECT number, created_at FROM runs WHERE number >= ? ORDER BY number LIMIT 1;
+
+-- name: count_runs
+-- Off the index alone.
+SELECT COUNT(*) FROM runs INDEXED BY runs_by_status WHERE status = ? AND number >= ? AND number < ?;
+
+-- name: count_runs_of_workflow
+SELECT status, COUNT(*) FROM runs INDEXED BY runs_by_workflow
+WHERE workflow = ? AND number >= ? AND number < ? GROUP BY status;
+
 -- name: find_runs
 SELECT run_id FROM runs WHERE run_id >= ? AND run_id < ? ORDER BY run_id LIMIT 5;
 

@@ -12,6 +12,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from typing import Any
 
 import orjson
@@ -20,6 +21,7 @@ from dovetail.core.aliases import AliasTarget, versions_named
 from dovetail.core.audit.replay import JournalEntry
 from dovetail.core.errors import BrokenRecord, StoreError
 from dovetail.core.node_logs import StoredChunk
+from dovetail.core.states import RunStatus
 from dovetail.core.text import counted
 from dovetail.engine.limits import FASTEST, LARGEST_BURST, SLOWEST
 from dovetail.engine.ports import (
@@ -31,6 +33,7 @@ from dovetail.engine.ports import (
     Key,
     Registered,
     RunQuery,
+    RunTally,
     Seen,
     WorkflowVersion,
 )
@@ -275,6 +278,34 @@ class SqliteRecords(BaseRecords):
         more = len(rows) > limit or (stop is not None and _weight(rows) > PAGE_BYTES)
         last = str(items[-1][0]) if more else None
         return {"items": [summary_of(row) for row in items], "next_cursor": last}
+
+    async def count_runs(self, workflow: str | None, edges: Sequence[float]) -> RunTally:
+        # There is no index by time: runs are numbered in the order of their creation.
+        numbers = [self._first_since(edge) for edge in edges]
+        created = [self._statuses(workflow, *between) for between in pairwise(numbers)]
+        return RunTally(self._statuses(workflow, 0, _LAST_NUMBER), created)
+
+    def _first_since(self, time: float) -> int:
+        """The number from which on runs were created at this time or later."""
+        low, high = 0, (self._one("last_run") or (0,))[0] + 1
+        while low < high:
+            middle = (low + high) // 2
+            found = self._one("run_from", middle)
+            if found is None or found[1] >= time:
+                high = middle
+            else:
+                low = found[0] + 1
+        return low
+
+    def _statuses(self, workflow: str | None, first: int, end: int) -> dict[str, int]:
+        """How many runs with these numbers are in each status."""
+        if workflow is not None:
+            return dict(self._store.rows("count_runs_of_workflow", workflow, first, end))
+        counted = {
+            status.value: self._store.rows("count_runs", status.value, first, end)[0][0]
+            for status in RunStatus
+        }
+        return {status: runs for status, runs in counted.items() if runs}
 
     async def summary(self, run_id: str, most: int | None = None) -> dict[str, Any]:
         row = self._one("summary", run_id, most)
