@@ -48,7 +48,9 @@ def documents(path: Path) -> list[dict[str, Any]]:
 
 BOARD = json.loads((DEPLOY / "grafana" / "dovetail.json").read_text())
 PANELS = [panel for panel in BOARD["panels"] if panel["type"] != "row"]
-_METRIC = re.compile(r"\b(dovetail_\w+|documents_\w+|processing_\w+|extraction_\w+)")
+_METRIC = re.compile(
+    r"\b(dovetail_\w+|documents_\w+|processing_\w+|extraction_\w+|gen_ai_client_\w+)"
+)
 _PARTS = ("_bucket", "_count", "_sum")
 
 
