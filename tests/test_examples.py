@@ -70,6 +70,14 @@ RUNS: dict[str, Expected] = {
             ],
         }
     ),
+    "dovetail run examples/digest.yaml": Expected(
+        {
+            "articles": 3,
+            "missing": 0,
+            "digest": f"{MOCK} 30 words: One text of: {MOCK} 4 words: Summarise article 1: "
+            "mock://news.example/1;…",
+        }
+    ),
     "dovetail run examples/conditional_routing.yaml": Expected(
         {"customer": "ada", "way": "approved at once", "answer": "nobody was asked"},
         {"review": "SKIPPED condition_false", "file_review": "SKIPPED dependency_skipped"},

@@ -27,7 +27,8 @@ TEXT = GUIDE.read_text()
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 CODES = """empty_graph duplicate_id missing_dependency self_dependency cycle unreachable
     unknown_handler invalid_config template_syntax template_forbidden template_unknown_node
-    template_not_upstream invalid_field too_large template_may_be_skipped""".split()  # noqa: SIM905
+    template_not_upstream invalid_field too_large template_unknown_key
+    template_may_be_skipped""".split()  # noqa: SIM905
 
 
 def rows(title: str, text: str = TEXT) -> list[list[str]]:

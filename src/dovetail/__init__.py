@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         Batch,
         BatchRun,
         Event,
+        FeedEvent,
         InspectedNode,
         ItemPage,
         LoggedLine,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from dovetail.core.errors import (
         Conflict,
         DovetailError,
+        Expired,
         InvalidDefinition,
         InvalidParams,
         NotFound,
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
         StoreError,
     )
     from dovetail.core.retry import RetryPolicy
+    from dovetail.dag_metrics import step_metrics
     from dovetail.executor import (
         StepResult,
         TokenBucketRateLimiter,
@@ -55,6 +58,8 @@ _HOMES = {
     "Dovetail": "dovetail.client",
     "DovetailError": "dovetail.core.errors",
     "Event": "dovetail.client.answers",
+    "Expired": "dovetail.core.errors",
+    "FeedEvent": "dovetail.client.answers",
     "InspectedNode": "dovetail.client.answers",
     "ItemPage": "dovetail.client.answers",
     "InvalidDefinition": "dovetail.core.errors",
@@ -77,6 +82,7 @@ _HOMES = {
     "WorkflowVersion": "dovetail.client.answers",
     "ask_llm": "dovetail.handlers.llm",
     "handler": "dovetail.handlers.registry",
+    "step_metrics": "dovetail.dag_metrics",
 }
 
 __all__ = [
@@ -87,6 +93,8 @@ __all__ = [
     "Dovetail",
     "DovetailError",
     "Event",
+    "Expired",
+    "FeedEvent",
     "InspectedNode",
     "InvalidDefinition",
     "InvalidParams",
@@ -110,6 +118,7 @@ __all__ = [
     "__version__",
     "ask_llm",
     "handler",
+    "step_metrics",
 ]
 
 

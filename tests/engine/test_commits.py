@@ -56,6 +56,18 @@ async def test_a_fan_out_takes_one_commit_per_group_of_concurrent_nodes() -> Non
     assert count / len(fan) <= 0.05
 
 
+async def test_a_mapped_node_takes_one_commit_per_group_of_concurrent_items() -> None:
+    nodes: dict[str, Any] = {
+        "each": {"handler": "gives", "for_each": list(range(1000))},
+        "join": {"handler": "gives", "after": ["each"]},
+    }
+    async with engine(gives, concurrency=32) as it:
+        count = await commits_of(it, nodes)
+    # The trigger, the list with the first claims, 32 at a time, the join, the last result.
+    assert count <= 1 + 1 + 32 + 1 + 1 + RENEWALS
+    assert count / 1000 <= 0.05
+
+
 async def test_an_idle_engine_commits_nothing() -> None:
     async with engine(gives) as it:
         await it.run({"a": "gives"})

@@ -117,8 +117,11 @@ class RemoteEngine:
     async def workflow(self, name: str, version: int | str | None = None) -> dict[str, Any]:
         return await self._get(at("workflows", name), version=version)
 
-    async def workflows(self, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
-        return await self._get(at("workflows"), limit=limit, cursor=cursor)
+    async def workflows(
+        self, *, limit: int = 50, cursor: str | None = None, runs: int = 0, q: str | None = None
+    ) -> dict[str, Any]:
+        query = {"limit": limit, "cursor": cursor, "runs": runs or None, "q": q}
+        return await self._get(at("workflows"), **query)
 
     async def versions(self, name: str) -> dict[str, Any]:
         return await self._get(at("workflows", name, "versions"))
@@ -344,6 +347,12 @@ class RemoteEngine:
 
     async def watch(self, run_id: str, after: int = 0) -> AsyncGenerator[dict[str, Any]]:
         feed = self._connection.events(at("runs", run_id, "events"), after)
+        async with aclosing(cast("AsyncGenerator[dict[str, Any]]", feed)):
+            async for event in feed:
+                yield event
+
+    async def feed(self, after: str | None = None) -> AsyncGenerator[dict[str, Any]]:
+        feed = self._connection.feed(at("events"), after)
         async with aclosing(cast("AsyncGenerator[dict[str, Any]]", feed)):
             async for event in feed:
                 yield event

@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 from heapq import heapify
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dovetail.core.definition.model import MAX_ITEMS
 from dovetail.core.events import Token
 from dovetail.core.states import NodeStatus, Reason
 
 if TYPE_CHECKING:
     from dovetail.core.run import NodeState
 
+MAX_ITEMS = 100_000
 NOT_A_LIST, TOO_LARGE = "not_a_list", "too_large"
 
 WAITING, OUT = 0, 1

@@ -12,6 +12,7 @@ from math import inf
 from typing import Any, Literal, NamedTuple, Protocol
 
 from dovetail.core.aliases import AliasTarget
+from dovetail.core.definition.model import Workflow
 from dovetail.core.definition.source import Source
 from dovetail.core.definition.validation import Checked
 from dovetail.core.errors import Problem
@@ -91,7 +92,13 @@ class EngineApi(Protocol):
         ...
 
     async def workflow(self, name: str, version: int | str | None = None) -> dict[str, Any]: ...
-    async def workflows(self, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]: ...
+    async def workflows(
+        self, *, limit: int = 50, cursor: str | None = None, runs: int = 0, q: str | None = None
+    ) -> dict[str, Any]:
+        """With `runs`, each has so many of its last runs, at most 20; a page then has at most 100
+        workflows. `q` is a part of the name: then a page may be empty though another follows."""
+        ...
+
     async def versions(self, name: str) -> dict[str, Any]: ...
     async def diff_workflow(
         self, name: str, from_version: int | str | None, to_version: int | str | None = None
@@ -242,6 +249,14 @@ class EngineApi(Protocol):
 
     def watch(self, run_id: str, after: int = 0) -> AsyncGenerator[dict[str, Any]]:
         """Every event after that number, then new ones as they come; ends with the run."""
+        ...
+
+    def feed(self, after: str | None = None) -> AsyncGenerator[dict[str, Any]]:
+        """The run events of all runs after the event with that id, or from now on, for ever.
+
+        Each has its `id`, the `run_id` and the `workflow`. Raises `InvalidParams` for what is no
+        id, and `Expired` if events after it may be missing.
+        """
         ...
 
     async def logs(self, run_id: str, query: LogQuery = ALL_LINES) -> dict[str, Any]:
@@ -402,6 +417,10 @@ class ServedEngine(EngineApi, Protocol):
     `OutputReference` there, and is read while the reply is sent.
     """
 
+    async def definition_graph(self, definition: Workflow) -> dict[str, Any]:
+        """Where to draw the nodes and edges of a definition that need not be registered."""
+        ...
+
     async def load_run(self, run_id: str, budget: ReadBudget) -> RunState: ...
     async def with_results(
         self, run_id: str, *, partial: bool = False, budget: ReadBudget | None = None
@@ -438,6 +457,10 @@ class ServedEngine(EngineApi, Protocol):
 
     async def last_seq(self, run_id: str) -> int:
         """The number of its last event, by the run itself: the list may not have it yet."""
+        ...
+
+    async def feed_start(self, after: str | None) -> str:
+        """The id after which `feed` would begin. Raises as `feed` does."""
         ...
 
     def check_writable(self) -> Awaitable[object]:

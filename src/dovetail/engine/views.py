@@ -11,6 +11,7 @@ from dovetail.core.attempts import Attempt
 from dovetail.core.dag import Graph, NodeSpec
 from dovetail.core.errors import Problem
 from dovetail.core.events import TRACEBACK, Event
+from dovetail.core.feed import FeedEntry
 from dovetail.core.items import MapState, item_name, split_name
 from dovetail.core.run import NodeState, Phase, RunState
 from dovetail.core.states import FINISHED, NodeStatus, Reason, RunStatus
@@ -219,6 +220,34 @@ def _node_wait(spec: NodeSpec, node: NodeState) -> NodeWait:
     return NodeWait(until)
 
 
+class RunWork(NamedTuple):
+    """What a run does at the moment, for a view over all runs."""
+
+    running: list[dict[str, Any]]
+    parked: list[tuple[str, float]]
+    """The `resource_tag` of each parked node, and until when."""
+
+
+def run_work(run: RunState) -> RunWork:
+    work = RunWork([], [])
+    for spec, node in zip(run.graph.nodes, run.nodes, strict=True):
+        if node.status is NodeStatus.RUNNING:
+            work.running.append(
+                {
+                    "run_id": run.id,
+                    "workflow": run.graph.name,
+                    "node": spec.id,
+                    "handler": spec.handler,
+                    "attempt": node.attempt,
+                    "worker": node.worker,
+                    "started_at": timestamp(node.started_at),
+                }
+            )
+        elif node.status is NodeStatus.QUEUED and node.phase is Phase.PARKED:
+            work.parked.append((spec.resource_tag or "", node.until or 0.0))
+    return work
+
+
 def result(run: RunState) -> Any:
     """The output of the only `output` node, else of every exit node by id."""
     graph = run.graph
@@ -253,6 +282,12 @@ def event_view(event: Event) -> dict[str, Any]:
         if name != TRACEBACK:
             view[name] = timestamp(value) if name == "until" else value
     return view
+
+
+def feed_view(item: FeedEntry) -> dict[str, Any]:
+    """An event of the feed, with the id to resume after it."""
+    view = event_view(item.event)
+    return {"id": str(item.position), **view, "run_id": item.run_id, "workflow": item.workflow}
 
 
 def log_view(item: Mapping[str, Any]) -> dict[str, Any]:

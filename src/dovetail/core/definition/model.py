@@ -13,9 +13,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError, PydanticUseDefault
 
+from dovetail.core.items import MAX_ITEMS
+
 DEFAULT_TIMEOUT_SECONDS = 300.0
 DEFAULT_WINDOW = 100
-MAX_ITEMS = 100_000
 # Ten years: a longer duration is a mistake, and arithmetic with it could overflow.
 MAX_SECONDS = 315_360_000.0
 MAX_RETRIES = 1000
