@@ -170,7 +170,7 @@ _ALIAS = RequestBody(
             },
         ),
     },
-    {"weights": {"1": 90, "2": 10}},
+    {"version": 1},
 )
 IfMatch = Annotated[
     str | None,
@@ -488,7 +488,7 @@ async def history(name: str, here: Here, limit: Limit = 50, cursor: Cursor = Non
     summary="Let an alias name a version, or divide runs between versions by weights",
     response_model=Alias,
     responses={
-        200: reply({"name": "greet", "alias": "prod", "weights": {"1": 90, "2": 10}}),
+        200: reply({"name": "greet", "alias": "stable", "version": 1}),
         409: {},
         412: {},
     },

@@ -33,6 +33,7 @@ from dovetail.api.responses import (
     reply,
 )
 from dovetail.api.security import actor_of
+from dovetail.api.service import ApiService
 from dovetail.core.errors import Conflict, NotFound, PermanentError, RetryableError, StoreError
 from dovetail.documents.files import default_out, is_file_name
 from dovetail.documents.metrics import HANDLERS, TARGET, settle_ended, statistics_of
@@ -46,7 +47,7 @@ from dovetail.documents.reviews import (
     open_reviews,
 )
 
-router = APIRouter(prefix="/documents", tags=["documents"])
+router = APIRouter(prefix="/documents", tags=["documents"], responses={409: {}})
 
 T = TypeVar("T")
 
@@ -155,7 +156,12 @@ _BYTES = {"type": "string", "format": "binary"}
 _NAME = TEXT._replace(
     expected=f"a name of 1 to {MAX_NAME} characters",
     fits=lambda value: isinstance(value, str) and 0 < len(value.strip()) <= MAX_NAME,
-    schema={"type": ["string", "null"], "description": "who says so; default: the caller"},
+    schema={
+        "type": ["string", "null"],
+        "minLength": 1,
+        "maxLength": MAX_NAME,
+        "description": "who says so; default: the caller",
+    },
 )
 _SEEN = TEXT._replace(
     schema={
@@ -314,7 +320,7 @@ async def text(document_id: str, here: Here) -> Response:
     "/reviews/{document_id}/file",
     summary="The document itself",
     response_class=Response,
-    responses={200: {"content": {"application/octet-stream": {"schema": _BYTES}}}, 409: {}},
+    responses={200: {"content": {"application/octet-stream": {"schema": _BYTES}}}},
 )
 async def file(document_id: str, here: Here) -> Response:
     content = await _blocking(lambda: _content(_found(document_id)))
@@ -350,34 +356,37 @@ def _content(review: Review) -> bytes:
     "/reviews/{document_id}/correct",
     summary="Set fields of a review; no extraction changes them after that",
     response_model=ReviewDetail,
-    responses={200: reply(_DETAIL), 409: {}},
+    responses={200: reply(_DETAIL)},
     openapi_extra=_CORRECT.openapi,
 )
 async def correct(document_id: str, request: Request, here: Here) -> Response:
-    changes, by, seen = (await _CORRECT.read(request, here)).fields.values()
-    actor = actor_of(request)
-
-    def work() -> dict[str, Any]:
-        _found(document_id)
-        return _detail(_reviews().correct(document_id, changes, by=by or actor, seen=seen))
-
-    return json_answer(await _blocking(work))
+    return await _decided(document_id, request, here, _CORRECT, Reviews.correct)
 
 
 @router.post(
     "/reviews/{document_id}/approve",
     summary="Say that the fields are right, after these corrections if there are any",
     response_model=ReviewDetail,
-    responses={200: reply(_DETAIL), 409: {}},
+    responses={200: reply(_DETAIL)},
     openapi_extra=_APPROVE.openapi,
 )
 async def approve(document_id: str, request: Request, here: Here) -> Response:
-    changes, by, seen = (await _APPROVE.read(request, here)).fields.values()
-    actor = actor_of(request)
+    return await _decided(document_id, request, here, _APPROVE, Reviews.approve)
+
+
+async def _decided(
+    document_id: str,
+    request: Request,
+    here: ApiService,
+    body: RequestBody,
+    decide: Callable[..., Review],
+) -> Response:
+    changes, by, seen = (await body.read(request, here)).fields.values()
+    name = by or actor_of(request)
 
     def work() -> dict[str, Any]:
         _found(document_id)
-        return _detail(_reviews().approve(document_id, changes, by=by or actor, seen=seen))
+        return _detail(decide(_reviews(), document_id, changes, by=name, seen=seen))
 
     return json_answer(await _blocking(work))
 

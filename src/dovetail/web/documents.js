@@ -108,9 +108,9 @@ function changesOf(review, draft) {
 
 function Items({ items, set }) {
   const change = (at, key) => (event) => set(items.map((item, n) => (n === at ? { ...item, [key]: event.currentTarget.value } : item)));
-  return html`<div class="scroller" tabindex="0" role="region" aria-label="Line items"><table class="grid items"><thead><tr><th scope="col">Description</th><th scope="col">Quantity</th><th scope="col">Price</th><th scope="col">Amount</th><th scope="col"><span class="hidden">Remove</span></th></tr></thead>
+  return html`${items.length > 0 && html`<div class="scroller" tabindex="0" role="region" aria-label="Line items"><table class="grid items"><thead><tr><th scope="col">Description</th><th scope="col">Quantity</th><th scope="col">Price</th><th scope="col">Amount</th><th scope="col"><span class="hidden">Remove</span></th></tr></thead>
     <tbody>${items.map((item, at) => html`<tr key=${at}>${ITEM.map((key) => html`<td><input class=${key === "description" ? "words" : "number"} aria-label=${`${key.replace("_", " ")} of item ${at + 1}`} inputmode=${key === "description" ? "text" : "decimal"} value=${item[key]} onInput=${change(at, key)} /></td>`)}
-      <td><button type="button" class="quiet" aria-label=${`Remove item ${at + 1}`} onClick=${() => set(items.filter((_, n) => n !== at))}>✕</button></td></tr>`)}</tbody></table></div>
+      <td><button type="button" class="quiet" aria-label=${`Remove item ${at + 1}`} onClick=${() => set(items.filter((_, n) => n !== at))}>✕</button></td></tr>`)}</tbody></table></div>`}
     <button type="button" class="quiet" onClick=${() => set([...items, Object.fromEntries(ITEM.map((key) => [key, ""]))])}>Add an item</button>`;
 }
 

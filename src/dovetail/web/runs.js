@@ -329,7 +329,7 @@ function RunList({ query }) {
     </div>
     <${Bulk} chosen=${chosen} clear=${() => setChosen(new Set())} query=${query} />
     <${Trouble} error=${error} again=${refresh} />
-    ${items === null && !error && html`<${Loading} />`}
+    ${(items === null || (items.length === 0 && busy)) && !error && html`<${Loading} />`}
     ${items && items.length === 0 && !busy && (filtered
       ? html`<${Empty}>No run matches. <button onClick=${() => setQuery({ status: "", workflow: "", q: "", time: "", after: "", before: "" })}>Show all runs</button><//>`
       : html`<${Empty}><p>There are no runs yet.</p><p>Start one: <code>dovetail run flow.yaml</code> writes to the embedded file,
