@@ -125,8 +125,10 @@ def test_an_open_page_survives_the_death_of_its_server(tmp_path: Path, open_page
         asked: list[str | None] = []
         page.on(
             "request",
-            lambda one: one.url.endswith(f"/runs/{run_id}/events")
-            and asked.append(one.headers.get("last-event-id")),
+            lambda one: (
+                one.url.endswith(f"/runs/{run_id}/events")
+                and asked.append(one.headers.get("last-event-id"))
+            ),
         )
         server = serve(tmp_path, "--port", port)
         expect(page.get_by_text("The server does not answer.")).to_have_count(0)
