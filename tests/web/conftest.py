@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         return
     with RedisServer() as store:
         running = serve(folder, "--with", "orchestrator,worker", **on(store.url))
+        running.redis_url = store.url
         yield running
         assert running.stop() == 0
 
@@ -120,3 +122,17 @@ def open_page(browser: Browser) -> Iterator[OpenPage]:
             wrong += page.evaluate("window.violations")
         context.close()
     assert wrong == []
+
+
+def tab_to(page: Page, words: str) -> None:
+    """Press Tab until the focus, which must be visible, is on a text with this pattern."""
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        text, outline = page.evaluate(
+            "(() => { const at = document.activeElement; return [(at.innerText || at.ariaLabel ||"
+            " at.labels?.[0]?.innerText || '').trim(), getComputedStyle(at).outlineStyle]; })()"
+        )
+        if re.search(words, text):
+            assert outline != "none", "the focus is visible"
+            return
+    raise AssertionError(f"no tab leads to {words}")

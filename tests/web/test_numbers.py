@@ -85,11 +85,12 @@ def test_a_run_is_opened_with_few_requests(server: Server, large: str, open_page
     asked = calls(page)
     page.goto(f"{server.url}/#/runs/{large}/nodes")
     expect(page.locator(".row.node").first).to_be_visible()
-    # The run, and the stream that says when it changes. Its events are not read for the list.
-    assert sorted(asked) == ["/events", f"/runs/{large}"]
+    # The run, the stream that says when it changes, and whether there is a screen of documents.
+    # Its events are not read for the list.
+    assert sorted(asked) == ["/documents", "/events", f"/runs/{large}"]
     page.get_by_role("link", name="Graph").click()
     expect(page.get_by_text("Layer 0")).to_be_visible()
-    assert asked[2:] == [f"/runs/{large}/graph"]
+    assert asked[3:] == [f"/runs/{large}/graph"]
 
 
 def test_a_run_at_rest_is_not_asked_for_again(server: Server, open_page: OpenPage) -> None:

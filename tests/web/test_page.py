@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
+import subprocess
+import sys
 from hashlib import sha256
 from pathlib import Path
 from zipfile import ZipFile
@@ -64,6 +67,30 @@ def test_the_vendored_files_are_as_they_were_published() -> None:
             assert sha256((vendor / name).read_bytes()).hexdigest() == file["sha256"], name
             listed.add(name)
     assert {path.name for path in vendor.iterdir()} == listed
+
+
+def test_the_inputs_of_the_editor_bundle_are_those_it_was_made_of() -> None:
+    packages = json.loads((WEB / "vendor" / "manifest.json").read_text())["packages"]
+    (bundle,) = (package for package in packages if "made_by" in package)
+    for name, digest in bundle["made_by"].items():
+        assert sha256((ROOT / name).read_bytes()).hexdigest() == digest, name
+    lock = (ROOT / "tools" / "codemirror" / "package-lock.json").read_text()
+    assert "://" not in lock, "it names no registry, so yours is used"
+    locked = json.loads(lock)["packages"]
+    assert all("integrity" in one for path, one in locked.items() if path)
+    for name, version in bundle["made_of"].items():
+        assert locked[f"node_modules/{name}"]["version"] == version
+
+
+def test_the_editor_bundle_is_what_its_inputs_make_where_npm_is_there() -> None:
+    """Without npm only the digests above are compared: bringing Node would cost every run of the
+    tests more than it finds, as the inputs rarely change. docs/page.md says so."""
+    if shutil.which("npm") is None:
+        return
+    script = ROOT / "tools" / "codemirror" / "build.py"
+    command = [sys.executable, script, "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_wheel_has_every_file_of_the_page(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from uuid import uuid4
 from playwright.sync_api import expect
 
 from ..api.conftest import Server
-from .conftest import OpenPage
+from .conftest import OpenPage, tab_to
 
 PAYLOAD = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 
@@ -314,22 +314,10 @@ def test_everything_is_reached_by_the_keyboard(server: Server, open_page: OpenPa
     page = open_page(f"{server.url}/#/runs?q={run_id}")
     expect(page.get_by_role("listitem")).to_have_count(1)
 
-    def tab_to(words: str) -> None:
-        for _ in range(40):
-            page.keyboard.press("Tab")
-            focused = page.evaluate(
-                "[document.activeElement.innerText || document.activeElement.ariaLabel || '',"
-                " getComputedStyle(document.activeElement).outlineStyle]"
-            )
-            if words in focused[0]:
-                assert focused[1] != "none", "the focus is visible"
-                return
-        raise AssertionError(f"no tab leads to {words}")
-
-    tab_to("there is no price")
+    tab_to(page, "there is no price")
     page.keyboard.press("Enter")
     expect(page.get_by_text("The node fetch failed")).to_be_visible()
-    tab_to("Retry…")
+    tab_to(page, "Retry…")
     page.keyboard.press("Enter")
     expect(page.get_by_role("dialog")).to_be_visible()
     expect(page.locator(".plan")).to_be_visible()

@@ -106,6 +106,10 @@ class WebPage:
             for name, body in found.items()
         }
 
+    def address(self, name: str) -> str:
+        """The path of one of the files, such as `docs.js`."""
+        return next(path for path in self.files if path.endswith(f"/{name}"))
+
     def holds(self, path: str) -> bool:
         """Whether this is the path of a static file."""
         return path == "/" or (path.startswith(ASSETS) and path in self.files)

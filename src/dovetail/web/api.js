@@ -44,9 +44,15 @@ export function withQuery(base, query) {
   return given.length ? `${base}?${new URLSearchParams(given)}` : base;
 }
 
+function withToken(headers) {
+  return token() === null ? { ...headers } : { ...headers, Authorization: `Bearer ${token()}` };
+}
+
+// A call as it is, whatever its reply.
+export const rawCall = (method, where, headers, body) => fetch(where, { method, headers: withToken(headers), body, cache: "no-store" });
+
 async function send(method, where, { body, headers = {}, signal } = {}) {
-  const sent = { ...headers };
-  if (token() !== null) sent.Authorization = `Bearer ${token()}`;
+  const sent = withToken(headers);
   if (body !== undefined && typeof body !== "string") {
     sent["Content-Type"] = "application/json";
     body = JSON.stringify(body);
@@ -91,9 +97,32 @@ export async function reread(where, known, signal) {
   return { value: await reply.json(), tag: reply.headers.get("ETag"), seq: Number(reply.headers.get("Last-Event-Id")) };
 }
 
-export async function post(where, body, headers) {
-  const reply = await send("POST", where, { body, headers });
+export async function post(where, body, headers, signal) {
+  const reply = await send("POST", where, { body, headers, signal });
   return reply.status === 204 ? null : reply.json();
+}
+
+export async function put(where, body, headers) {
+  return (await send("PUT", where, { body, headers })).json();
+}
+
+export async function remove(where, headers) {
+  await send("DELETE", where, { headers });
+}
+
+export async function getText(where, accept, signal) {
+  return (await send("GET", where, { headers: { Accept: accept }, signal })).text();
+}
+
+// A file as an address that an image can have; it needs the token, so `src` alone cannot load it.
+export async function dataUrl(where, signal) {
+  const blob = await (await send("GET", where, { signal })).blob();
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result);
+    reader.onerror = () => reject(new Problem(0, "The file cannot be shown."));
+    reader.readAsDataURL(blob);
+  });
 }
 
 export async function download(where, accept, name) {
@@ -111,8 +140,13 @@ export function save(blob, name) {
 
 export const pause = (ms, signal) =>
   new Promise((resolve) => {
-    const timer = setTimeout(resolve, ms);
-    signal?.addEventListener("abort", () => { clearTimeout(timer); resolve(); }, { once: true });
+    const done = () => {
+      clearTimeout(timer);
+      signal?.removeEventListener("abort", done);
+      resolve();
+    };
+    const timer = setTimeout(done, ms);
+    signal?.addEventListener("abort", done);
   });
 
 // Follows a stream of events until it has ended for good; comes back after a break where it was.

@@ -337,7 +337,9 @@ function Drawing({ nodes, layout, query, href, plain }) {
   const [boxWidth, boxHeight] = isCollapsed ? [LAYER_WIDTH, LAYER_HEIGHT] : [WIDTH, HEIGHT];
 
   const paint = (view, isMoving) => {
+    if (!board.current) return; // the graph was left before its next frame
     palette.current ??= colours();
+    if (!board.current) return; // left between two frames
     const context = sized(board.current, size.width, size.height);
     const readable = view.zoom >= LEAST_READABLE ? within(shape, view, size, boxWidth, boxHeight) : null;
     paintLines(context, shape, view, size, palette.current, chosen, isMoving ? MAX_LINES_MOVING : MAX_LINES);

@@ -319,8 +319,8 @@ function Events({ run, events, query }) {
 }
 
 function Data({ run }) {
-  return html`<div><${Json} title="Params" value=${run.params} file=${`${run.run_id}-params.json`} />
-    <${Json} title="Result" value=${run.result} file=${`${run.run_id}-result.json`} /></div>`;
+  return html`<div><${Json} title="Params" level=${2} value=${run.params} file=${`${run.run_id}-params.json`} />
+    <${Json} title="Result" level=${2} value=${run.result} file=${`${run.run_id}-result.json`} /></div>`;
 }
 
 const TABS = [["", "Answer"], ["nodes", "Nodes"], ["graph", "Graph"], ["timeline", "Timeline"], ["logs", "Logs"], ["events", "Events"], ["data", "Params and result"]];
@@ -346,6 +346,7 @@ export function RunScreen({ id, tab = "", query }) {
         ${(run.status === "FAILED" || run.status === "CANCELLED") && html`<button onClick=${() => open("retry")}>Retry…</button>`}
         ${isActive(run) && html`<button onClick=${() => open("cancel")}>Cancel…</button>`}
         <button onClick=${() => open("fork")}>Fork…</button>
+        ${run.version && html`<a class="button" href=${link(["workflows", run.workflow], { from: run.run_id })}>Trigger again…</a>`}
       </div>
     </div>
     <p class="facts"><code>${run.run_id}</code> <${Copy} text=${run.run_id} />
