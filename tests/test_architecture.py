@@ -60,9 +60,11 @@ MAY_IMPORT: dict[str, set[str]] = {
         "api",
         "dovetail",
     },
+    # Counts what the library runs, for a program that asks for it.
+    "dag_metrics": {"core", "executor"},
     "__main__": {"cli"},
     # The public face hands out names of every part; no part may import it but the edge.
-    "dovetail": {*INSIDE, "wiring", "executor", "client"},
+    "dovetail": {*INSIDE, "wiring", "executor", "client", "dag_metrics"},
 }
 
 # What decides without acting: no clock, chance, file, network, thread, event loop among them.

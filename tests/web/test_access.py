@@ -33,7 +33,16 @@ SCREENS = [
     "runs/{running}",
     "runs/nobody",
     "workflows",
+    "workflows?q=nothing+has+this",
     "workflows/{workflow}",
+    "workflows/{workflow}?from={run}",
+    "workflows/{workflow}/definition",
+    "workflows/{workflow}/graph?node=fetch",
+    "workflows/{workflow}/diff",
+    "workflows/{workflow}/diff?as=graph",
+    "workflows/nobody",
+    "editor",
+    "editor?workflow={workflow}",
     "batches",
     "batches/{batch}",
     "operations/workers",
@@ -60,6 +69,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, dic
     running = api.post("/runs", {"definition": {"name": "waits-" + "x" * 100, "nodes": nodes}})
     workflow = api.get(f"/runs/{run}")["workflow"]
     batch = api.post(f"/workflows/{workflow}/batches", {"items": [{"n": 1}, {"n": 2}]})
+    definition = api.get(f"/workflows/{workflow}")["definition"]
+    api.register({**definition, "on_failure": "continue", "nodes": definition["nodes"][:2]})
     api("PUT", "/rate-limits/search_api", json={"rate_per_second": 5, "burst": 2})
     document = api.get("/documents/reviews?limit=1")["items"][0]["document_id"]
     yield (

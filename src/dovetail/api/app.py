@@ -67,6 +67,7 @@ async def docs(request: Request) -> Response:
 
 _ROUTERS = (
     (workflows.router, PREFIX),
+    (workflows.schema_router, PREFIX),
     (runs.router, PREFIX),
     (nodes.router, PREFIX),
     (events.router, PREFIX),

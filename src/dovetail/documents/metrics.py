@@ -411,6 +411,60 @@ class Statistics:
         return found
 
 
+MAX_P95_SECONDS = 60.0
+MIN_SUCCESS = 0.95
+
+
+class ServiceLevel(NamedTuple):
+    """One figure against its limit. `ok` is None if the figure cannot be known."""
+
+    name: str
+    value: float | None
+    limit: float
+    ok: bool | None
+    sentence: str
+
+
+def service_levels(
+    found: Statistics,
+    *,
+    max_p95_seconds: float = MAX_P95_SECONDS,
+    min_success: float = MIN_SUCCESS,
+) -> list[ServiceLevel]:
+    """Whether the speed, the slowest twentieth and the share of successes are as they should be.
+
+    A figure that cannot be known, of too few documents, is no violation.
+    """
+    rate, p95, share = found.docs_per_hour, found.p95_seconds, found.success_rate
+    at_least, at_most = f"at least {found.target:,.0f}", f"at most {_lasting(max_p95_seconds)}"
+    percent = f"at least {100 * min_success:g} %"
+    shown_rate = "unknown" if rate is None else f"{rate:,.0f}"
+    shown_share = "unknown" if share is None else f"{math.floor(1000 * share) / 10:g} %"
+    return [
+        ServiceLevel(
+            "docs_per_hour",
+            rate,
+            found.target,
+            None if rate is None else rate >= found.target,
+            f"documents an hour: {shown_rate}, {at_least} wanted",
+        ),
+        ServiceLevel(
+            "p95_seconds",
+            p95,
+            max_p95_seconds,
+            None if p95 is None else p95 <= max_p95_seconds,
+            f"95 % took at most: {'unknown' if p95 is None else _lasting(p95)}, {at_most} wanted",
+        ),
+        ServiceLevel(
+            "success_rate",
+            share,
+            min_success,
+            None if share is None else share >= min_success,
+            f"succeeded: {shown_share}, {percent} wanted",
+        ),
+    ]
+
+
 def statistics_of(
     measured: Iterable[Measured],
     *,

@@ -5,8 +5,7 @@ import { go, link, route } from "./route.js";
 import { RunScreen } from "./run.js";
 import { RunsScreen } from "./runs.js";
 import { useStore } from "./store.js";
-import { Empty, Loading } from "./ui.js";
-import { WorkflowScreen, WorkflowsScreen } from "./workflows.js";
+import { Empty, Later } from "./ui.js";
 
 function TokenForm({ wrong }) {
   const [given, setGiven] = useState("");
@@ -24,19 +23,9 @@ function TokenForm({ wrong }) {
   </main>`;
 }
 
-// A part of the page that is loaded when it is first seen.
-function Later({ load, part, isScreen, ...props }) {
-  const [state, setState] = useState({});
-  useEffect(() => {
-    let left = false;
-    load().then((module) => left || setState({ Part: module[part] }), () => left || setState({ lost: true }));
-    return () => { left = true; };
-  }, [part]);
-  if (state.lost) return html`<main><${Empty}>This part of the page cannot be loaded: the server is away, or has a newer version. <button onClick=${() => location.reload()}>Load the page again</button><//></main>`;
-  if (state.Part) return html`<${state.Part} ...${props} />`;
-  return isScreen ? html`<main tabindex="-1"><${Loading} /></main>` : null;
-}
-
+const workflows = () => import("./workflows.js");
+const workflow = () => import("./workflow.js");
+const editor = () => import("./editor.js");
 const operations = () => import("./operations.js");
 const batches = () => import("./batches.js");
 const documents = () => import("./documents.js");
@@ -46,8 +35,9 @@ function Screen({ at }) {
   const [first, second, third] = at.parts;
   if (first === "runs" && second === undefined) return html`<${RunsScreen} query=${at.query} />`;
   if (first === "runs") return html`<${RunScreen} key=${second} id=${second} tab=${third} query=${at.query} />`;
-  if (first === "workflows" && second === undefined) return html`<${WorkflowsScreen} />`;
-  if (first === "workflows") return html`<${WorkflowScreen} key=${second} name=${second} query=${at.query} />`;
+  if (first === "workflows" && second === undefined) return html`<${Later} key="workflows" load=${workflows} part="WorkflowsScreen" isScreen query=${at.query} />`;
+  if (first === "workflows") return html`<${Later} key=${`workflow ${second}`} load=${workflow} part="WorkflowScreen" isScreen name=${second} tab=${third} query=${at.query} />`;
+  if (first === "editor") return html`<${Later} key=${`${at.query.workflow}@${at.query.version}`} load=${editor} part="EditorScreen" isScreen query=${at.query} />`;
   if (first === "operations") return html`<${Later} load=${operations} part="OperationsScreen" isScreen section=${second} />`;
   if (first === "batches" && second === undefined) return html`<${Later} key="batches" load=${batches} part="BatchesScreen" isScreen />`;
   if (first === "batches") return html`<${Later} key=${second} load=${batches} part="BatchScreen" isScreen id=${second} query=${at.query} />`;
@@ -58,8 +48,9 @@ function Screen({ at }) {
 
 // ── keys ────────────────────────────────────────────────────────────────────────────────
 
+// The element itself, not the host of the shadow root that it is in.
 const isTyping = (target) => target.isContentEditable || ["INPUT", "TEXTAREA", "SELECT"].includes(target.tagName);
-const JUMPS = { r: ["runs"], w: ["workflows"], b: ["batches"], o: ["operations", "workers"], q: ["operations", "queues"], l: ["operations", "limits"], x: ["operations", "letters"], d: ["documents"] };
+const JUMPS = { r: ["runs"], w: ["workflows"], n: ["editor"], b: ["batches"], o: ["operations", "workers"], q: ["operations", "queues"], l: ["operations", "limits"], x: ["operations", "letters"], d: ["documents"] };
 
 // Ctrl-K, ?, / and g with a letter.
 function useKeys(open) {
@@ -67,7 +58,7 @@ function useKeys(open) {
   useEffect(() => {
     const pressed = (event) => {
       if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "k") open("palette");
-      else if (event.ctrlKey || event.metaKey || event.altKey || isTyping(event.target) || document.querySelector("dialog[open]")) return;
+      else if (event.ctrlKey || event.metaKey || event.altKey || isTyping(event.composedPath()[0]) || document.querySelector("dialog[open]")) return;
       else if (event.key === "?") open("keys");
       else if (event.key === "/") document.querySelector('main input[type="search"]')?.focus();
       else if (event.key === "g") jumps.current = event.timeStamp;
@@ -95,7 +86,8 @@ function App() {
   const bar = useRef(null);
   // On a phone not all screens fit into the bar: the current one is scrolled into view.
   useEffect(() => bar.current.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" }), [section, hasDocuments]);
-  const to = (words, parts) => html`<a href=${link(parts)} aria-current=${section === parts[0] ? "page" : null}>${words}</a>`;
+  const shown = section === "editor" ? "workflows" : section;
+  const to = (words, parts) => html`<a href=${link(parts)} aria-current=${shown === parts[0] ? "page" : null}>${words}</a>`;
   useEffect(() => {
     const parts = at.parts.length > 1 ? `${at.parts[1]} · ` : "";
     document.title = `${parts}Dovetail`;
@@ -113,7 +105,7 @@ function App() {
     </header>
     <div role="status" aria-live="polite">${lost && html`<p class="lost">The server does not answer. The page shows the last known state and tries again.</p>`}</div>
     ${needed ? html`<${TokenForm} key=${wrong} wrong=${wrong} />` : html`<${Screen} key=${generation} at=${at} />`}
-    ${overlay && !needed && html`<${Later} load=${palette} part="Overlay" what=${overlay} documents=${hasDocuments} open=${setOverlay} close=${() => setOverlay((now) => (now === overlay ? null : now))} />`}`;
+    ${overlay && !needed && html`<${Later} load=${palette} part="Overlay" isOverlay what=${overlay} documents=${hasDocuments} open=${setOverlay} close=${() => setOverlay((now) => (now === overlay ? null : now))} />`}`;
 }
 
 render(html`<${App} />`, document.getElementById("app"));

@@ -13,6 +13,7 @@ export const SCREENS = [
   ["Runs", ["runs"], "r"],
   ["Failed runs", ["runs"], null, { status: "FAILED" }],
   ["Workflows", ["workflows"], "w"],
+  ["New workflow", ["editor"], "n"],
   ["Batches", ["batches"], "b"],
   ["Operations: workers", ["operations", "workers"], "o"],
   ["Operations: queues", ["operations", "queues"], "q"],
@@ -28,6 +29,8 @@ const KEYS = [
   ...SCREENS.filter(([, , key]) => key).map(([words, , key]) => [`g ${key}`, words]),
   ["Esc", "Close a dialog"],
   ["↑ ↓ Enter", "Choose in the palette; the arrow keys also move the graph"],
+  ["Ctrl-Space, Ctrl-S", "In the editor: what fits here; register"],
+  ["Esc, then Tab", "Leaves the text of the editor"],
   ["Ctrl-Enter", "In a review: approve, and open the next document"],
 ];
 

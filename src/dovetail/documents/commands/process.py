@@ -70,9 +70,13 @@ from dovetail.documents.files import (
     source_document,
 )
 from dovetail.documents.metrics import (
+    MAX_P95_SECONDS,
+    MIN_SUCCESS,
     Measurement,
+    ServiceLevel,
     Statistics,
     run_ended,
+    service_levels,
     settle_ended,
     statistics_of,
 )
@@ -202,9 +206,21 @@ def _check_libraries() -> None:
 def stats(
     out: Out = None,
     target: Annotated[float, typer.Option(metavar="N", min=0, help="Documents an hour.")] = 5000,
+    check: Annotated[
+        bool, typer.Option("--check", help="Exit with 1 if a figure misses its limit.")
+    ] = False,
+    p95: Annotated[
+        float, typer.Option(metavar="S", min=0, help="Seconds that 95 % may take at most.")
+    ] = MAX_P95_SECONDS,
+    success: Annotated[
+        float, typer.Option(metavar="P", min=0, max=100, help="Percent that must succeed.")
+    ] = 100 * MIN_SUCCESS,
     as_json: AsJson = False,
-) -> None:
+) -> int:
     """Tell documents an hour, how long they took, how well it went.
+
+    With --check the exit code is 1 if the speed, the 95th percentile or the share of successes
+    misses its limit, or if nothing was measured.
 
     A document counts by how its run ended. Where that is not known yet, it is asked: on the
     server or Redis that is set, else in the file of runs.
@@ -220,7 +236,25 @@ def stats(
         rows = reviews.measurements()
     measured = statistics_of(rows, target=target)
     data = {"out": str(folder), **measured.as_data()}
-    print_reply(data, lambda _: _statistics_lines(measured, folder, out), as_json=as_json)
+    levels = service_levels(measured, max_p95_seconds=p95, min_success=success / 100)
+    if check:
+        names = ("name", "value", "limit", "ok")
+        data["checks"] = [{name: getattr(level, name) for name in names} for level in levels]
+
+    def lines(_: object) -> Iterator[Line | str]:
+        yield from _statistics_lines(measured, folder, out)
+        yield from _level_lines(levels if check and measured.documents else ())
+
+    print_reply(data, lines, as_json=as_json)
+    missed = not measured.documents or any(level.ok is False for level in levels)
+    return int(check and missed)
+
+
+def _level_lines(levels: Sequence[ServiceLevel]) -> Iterator[Line | str]:
+    words = {True: ("met", "good"), False: ("missed", "bad"), None: ("too few to say", "dim")}
+    for level in levels:
+        verdict, style = words[level.ok]
+        yield [(f"{level.sentence}: ", ""), (verdict, style)]
 
 
 def _statistics_lines(measured: Statistics, folder: Path, out: str | None) -> Iterator[Line | str]:
