@@ -120,8 +120,10 @@ async def test_many_items_in_one_batch_equal_the_core(
                     moves.append(Fail(*start, error_of(name)))
                 elif node.status is NodeStatus.RUNNING:
                     moves.append(Complete(*start, output_of(twins.core, name)))
-            for name in expanding(twins.core):
-                moves.append(Expand(twins.id, name, twins.core.node(name).token, 60))
+            moves += [
+                Expand(twins.id, name, twins.core.node(name).token, 60)
+                for name in expanding(twins.core)
+            ]
             results: list[Any] = [move for move in moves if isinstance(move, Complete)]
             if results and chance.random() < 0.7:
                 moves = results  # alone, as they mostly come, and some with a token of their own

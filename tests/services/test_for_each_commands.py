@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import orjson
 import pytest
 
 from dovetail.config import Settings
 from dovetail.engine.commands import Commands
 from dovetail.redis_client.pipelined import PipelinedRedis
+from dovetail.stores.postgres.pool import PostgresPool
 from dovetail.stores.redis.codec import all_keys_of
 from dovetail.wiring.distributed import commanding
 
@@ -94,6 +96,18 @@ async def test_a_page_of_items_is_the_same_from_redis_and_from_the_archive(
     assert await all_items(commands, run_id) == items
     assert await commands.get_run(run_id) == detail
     assert await all_items(commands, run_id, status="FAILED") == []
+    assert service_processes.database_url is not None
+    async with PostgresPool(service_processes.database_url) as pool:
+        outputs = "SELECT output::TEXT FROM dovetail.v_nodes WHERE run_id = $1 AND node = 'each'"
+        names = (
+            "SELECT DISTINCT node FROM dovetail.v_events "
+            "WHERE run_id = $1 AND type = 'node.completed' ORDER BY node"
+        )
+        (row,) = await pool.look(lambda connection: connection.fetch(outputs, run_id))
+        assert orjson.loads(row[0]) == [item["output"] for item in items]
+        rows = await pool.look(lambda connection: connection.fetch(names, run_id))
+        found = {row[0] for row in rows}
+        assert found == {"start", "each", "end", *(f"each[{n}]" for n in range(120))}
 
 
 async def test_a_retry_and_a_fork_rerun_only_what_failed(

@@ -494,7 +494,7 @@ class TestReading:
 
 async def kept_by_redis(pipe: PipelinedRedis, run_id: str) -> dict[str, Any]:
     """Everything under the run's keys."""
-    meta, nodes, _, out, ends, events, _ = keys_of(run_id)
+    meta, nodes, _, out, ends, events, *_ = keys_of(run_id)
     hashes = []
     for key in (meta, nodes, out, ends):
         flat = await pipe.call("HGETALL", key)

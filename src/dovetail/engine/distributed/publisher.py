@@ -1,8 +1,8 @@
 """Renders published nodes into tasks, where the run's outputs are, and sends the tasks to workers.
 
 The counterpart of `engine/local/task_source.py` for workers in other processes. A node whose config
-cannot be rendered fails here; a node whose output is in the node cache completes here; the list of a
-mapped node is rendered here, too.
+cannot be rendered fails here; a node whose output is in the node cache completes here; and the list
+of a mapped node is rendered here.
 """
 
 from __future__ import annotations

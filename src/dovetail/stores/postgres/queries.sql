@@ -221,7 +221,12 @@ SELECT found.run_id, found.workflow, found.node, found.handler, found.status,
   CASE WHEN (ending ->> 1)::BIGINT >= 0 THEN nodes -> (ending ->> 1)::INT ->> 'id' END AS cause,
   CASE WHEN found.status <> 'COMPLETED'
     THEN dovetail.json_of(convert_to(NULLIF(ending ->> 2, ''), 'UTF8')) END AS error,
-  CASE WHEN found.status = 'COMPLETED' THEN dovetail.json_of(found.output) END AS output
+  CASE WHEN found.status <> 'COMPLETED' THEN NULL
+    WHEN found.output IS NULL AND found.is_mapped THEN COALESCE(
+      (SELECT jsonb_agg(COALESCE(dovetail.json_of(item.output), 'null') ORDER BY item.place)
+       FROM dovetail.nodes item WHERE item.run = found.number
+         AND item.place >= found.nth * 1048576 AND item.place < (found.nth + 1) * 1048576), '[]')
+    ELSE dovetail.json_of(found.output) END AS output
 FROM (
   SELECT r.run_id, r.workflow, spec.value ->> 'id' AS node, spec.value ->> 'handler' AS handler,
     CASE split_part(convert_from(n.state, 'UTF8'), '|', 1)
@@ -229,7 +234,8 @@ FROM (
       WHEN 'F' THEN 'FAILED' WHEN 'S' THEN 'SKIPPED' WHEN 'X' THEN 'CANCELLED' ELSE 'PENDING'
     END AS status,
     string_to_array(convert_from(n.state, 'UTF8'), '|') AS state,
-    dovetail.json_of(n.ends) AS ending, n.output, whole.nodes
+    dovetail.json_of(n.ends) AS ending, n.output, whole.nodes, r.number, spec.nth,
+    COALESCE(spec.value -> 'for_each', 'null') <> 'null' AS is_mapped
   FROM dovetail.runs r JOIN dovetail.definitions d ON d.number = r.definition
     CROSS JOIN LATERAL (SELECT dovetail.json_of(d.content) -> 'nodes' AS nodes) whole
     CROSS JOIN LATERAL jsonb_array_elements(whole.nodes) WITH ORDINALITY AS spec (value, nth)
@@ -239,7 +245,11 @@ FROM (
 -- is shown up to where a later one begins, as `read_events` does.
 CREATE OR REPLACE VIEW dovetail.v_events AS
 SELECT run_id, workflow, seq, to_timestamp((event ->> 0)::FLOAT8) AS time, event ->> 1 AS type,
-  (event ->> 2)::BIGINT AS epoch, ids[(event ->> 3)::INT + 1] AS node,
+  (event ->> 2)::BIGINT AS epoch,
+  CASE WHEN (event ->> 3)::BIGINT < 1048576 THEN ids[(event ->> 3)::INT + 1]
+    -- an item of a mapped node: see `core/items.py: item_place`
+    ELSE ids[((event ->> 3)::BIGINT / 1048576)::INT] || '[' || (event ->> 3)::BIGINT % 1048576 || ']'
+  END AS node,
   (event ->> 4)::BIGINT AS attempt,
   CASE
     WHEN event -> 5 ? 'at' THEN jsonb_build_object('error', (event -> 5 -> 'error')

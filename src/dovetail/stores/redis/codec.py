@@ -680,9 +680,7 @@ def add_maps(
             node.size = counts.kept_bytes
 
 
-def add_ended(
-    items: MapState, place: int, record: bytes, max_output: int | None = None
-) -> None:
+def add_ended(items: MapState, place: int, record: bytes, max_output: int | None = None) -> None:
     """Add an item that has ended. A larger output than `max_output` becomes a reference."""
     item = place % PLACES
     status, end, output = item_end(record)

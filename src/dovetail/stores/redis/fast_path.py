@@ -57,7 +57,9 @@ def foresee_roots(run: RunState, shape: GraphShape, token: Token) -> Foreseen | 
     roots = shape.foreseeable_roots[:MAX_DISPATCHED_AHEAD]
     if not roots:
         return None
-    return [new_tuple(Dispatch, (run, place, token, None)) for place in roots], RedisTemplateScope(run)
+    return [new_tuple(Dispatch, (run, place, token, None)) for place in roots], RedisTemplateScope(
+        run
+    )
 
 
 def foresee(
@@ -447,7 +449,9 @@ class Claims:
             if header is None:  # it was lost, or dropped, meanwhile
                 continue
             graph = header.run.graph
-            found += [((run_id, name_at(graph, place), token), until) for place, token, until in own]
+            found += [
+                ((run_id, name_at(graph, place), token), until) for place, token, until in own
+            ]
         return found
 
     async def _place(self, task: Task) -> int | None:

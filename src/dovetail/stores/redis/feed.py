@@ -108,7 +108,7 @@ class RedisFeed:
 
     async def _missing(self, run: RunState, after: int) -> list[Argument]:
         """What the feed lacks of a run: its run events after that number."""
-        meta, *_, log, _ = keys_of(run.id)
+        meta, log = keys_of(run.id)[0], keys_of(run.id)[5]
         found: list[Event] = []
         while True:
             page: list[Command] = [

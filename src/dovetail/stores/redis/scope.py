@@ -201,7 +201,6 @@ class RedisOutputs:
             source("within", "outputs"), (own + "meta", own + key), args
         )
 
-
     async def of_map(self, run_id: str, index: int) -> bytes | None:
         """The output of a mapped node, a list with the outputs of its items. None if the run does
         not have them any more."""

@@ -116,7 +116,9 @@ def fork_parts(run: RunState, events: Iterable[Event], stored: StoredDefinition)
         "ends": ends,
         "events": [event_text(event, graph) for event in events],
         "held": {str(place): place for place in run.held},
-        **{"maps": {}, "items": {}, "queue": {}},  # no list is rendered yet
+        "maps": {},  # no list is rendered yet
+        "items": {},
+        "queue": {},
     }
 
 

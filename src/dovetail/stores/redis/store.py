@@ -607,9 +607,10 @@ class RedisStore:
             found |= {place: output_in(record) for place, record in records.items()}
             shape = self._headers.shape(run.graph)
             for place in of_nodes:
-                if place not in found and shape.is_mapped(place):
-                    if (text := await self._outputs.of_map(run.id, place)) is not None:
-                        found[place] = text
+                if place in found or not shape.is_mapped(place):
+                    continue
+                if (text := await self._outputs.of_map(run.id, place)) is not None:
+                    found[place] = text
         if found is None or any(place not in found for place in places):
             raise StoreError(f"run {run.id}: its outputs are not those of epoch {run.epoch} now")
         return [found[place] for place in places]
@@ -750,7 +751,7 @@ class RedisStore:
         return await self._scopes.read(orders)
 
     async def scope_of(self, order: Dispatch) -> RedisTemplateScope:
-        run, place, _, item = order
+        run, place, *_ = order
         nodes = run.graph.nodes
         if nodes[place].for_each is not None:
             needs = self._headers.shape(run.graph).needs_of(order)
