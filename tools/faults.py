@@ -50,7 +50,7 @@ from tests.services.faults.storm import (  # noqa: E402
     Report,
     Storm,
 )
-from tests.services.faults.workload import draw, draw_quick, draw_slow  # noqa: E402
+from tests.services.faults.workload import draw, draw_any, draw_quick, draw_slow  # noqa: E402
 from tools import api_floods  # noqa: E402
 
 from dovetail.config import Settings  # noqa: E402
@@ -201,7 +201,7 @@ async def rage(seed: int, tally: Tally, over: Transport, *, crowded: bool = Fals
             storm = crowd(stage, [one for one in over.faults if one not in NOT_IN_A_CROWD], over)
             await storm.rage(CROWD_SECONDS)
         else:
-            storm = Storm(stage, over.faults, known=over.known, crowd=over.crowd)
+            storm = Storm(stage, over.faults, known=over.known, plan=draw_any, crowd=over.crowd)
             await storm.rage(STORM_SECONDS)
         await end("crowd" if crowded else "storm", seed, stage, storm, tally)
 

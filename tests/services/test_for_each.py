@@ -210,7 +210,10 @@ async def test_a_damaged_run_with_items_is_found_and_can_be_cancelled_and_retrie
         await parts.pipe.call("HDEL", "wf:{r}:items", ended_items[0])
         with pytest.raises(BrokenRun):
             await parts.store.repair("r", 0.0)
-        await parts.orchestrator.apply([Cancel("r")])
+        assert await parts.store.end_by_force("r", 1.0)
+        items = (await parts.store.load("r")).node("each").items
+        assert items is not None
+        assert (items.out, items.running) == ({}, 0)
         await parts.orchestrator.apply([Retry("r", "each")])
         for kind in ("orchestrator", "worker"):
             services.start(kind)

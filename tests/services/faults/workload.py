@@ -115,6 +115,11 @@ def draw_mapped(chance: random.Random, most: int = 60) -> Plan:
     return Plan(definition, {"x": 0})
 
 
+def draw_any(chance: random.Random) -> Plan:
+    """Mostly ten nodes; now and then a mapped node with up to 1,000 items."""
+    return draw_mapped(chance, 1000) if chance.random() < 0.15 else draw(chance)
+
+
 def draw(chance: random.Random) -> Plan:
     """Some run; the same for the same state of `chance`."""
     nodes: list[dict[str, Any]] = []

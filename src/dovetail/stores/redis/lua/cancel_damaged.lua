@@ -1,5 +1,5 @@
 -- cancel_damaged: end a run whatever is left of it, where no rule can be applied any more.
---   KEYS[1] .. KEYS[7]  wf:{id}: meta nodes deps out ends events held
+--   KEYS[1] .. KEYS[10]  wf:{id}: meta nodes deps out ends events held maps items queue
 --   ARGV[1]  now        ARGV[2]  how many nodes it has, if its record does not say so
 --   ARGV[3]  a digit for each node, 1 if its failure is allowed; empty if that is so of no node
 -- returns 1 done, 0 it has ended already, -1 there is no record of it
@@ -8,8 +8,8 @@
 local call = redis.call
 local now = ARGV[1]
 if call('TYPE', KEYS[1]).ok ~= 'hash' then return -1 end
-local kinds = {false, 'hash', 'hash', 'hash', 'hash', 'list', 'zset'}
-for k = 2, 7 do
+local kinds = {false, 'hash', 'hash', 'hash', 'hash', 'list', 'zset', 'hash', 'hash', 'zset'}
+for k = 2, 10 do
   local kind = call('TYPE', KEYS[k]).ok
   if kind ~= 'none' and kind ~= kinds[k] then call('UNLINK', KEYS[k]) end
 end
@@ -48,4 +48,22 @@ call('HSET', KEYS[2], 'counts', '0|0|0')
 call('HSET', KEYS[1], 'status', status, 'epoch', epoch, 'failed', failed, 'cancelled', cancelled,
   'finished_at', now, 'pending', '', 'error', '', 'size', size)
 call('UNLINK', KEYS[3], KEYS[7])
+-- Items of mapped nodes that were out wait again, for a retry.
+local maps, left = call('HGETALL', KEYS[8]), {}
+for k = 1, #maps, 2 do
+  local place = tonumber(maps[k])
+  if place and place >= 1048576 then
+    local index = math.floor(place / 1048576) - 1
+    left[index] = (left[index] or 0) + 1
+    call('HDEL', KEYS[8], maps[k])
+    call('ZADD', KEYS[10], maps[k], maps[k])
+  end
+end
+for index, many in pairs(left) do
+  local head, again, tail = string.match(call('HGET', KEYS[8], index) or '',
+    '^(%d+|%d+|%d+|%d+)|(%d+)|%d+|%d+|(.*)$')
+  if head ~= nil then
+    call('HSET', KEYS[8], index, head .. '|' .. tonumber(again) + many .. '|0|0|' .. tail)
+  end
+end
 return 1
