@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from .conftest import Api, Server, flow, node
 
 NODE = {
     *("id", "handler", "status", "attempt", "epoch", "dependencies", "reason", "cause", "error"),
-    *("started_at", "finished_at", "duration", "worker", "output"),
+    *("started_at", "finished_at", "duration", "worker", "output", "items"),
 }
 DETAIL = {"template", "config", "config_error", "inputs", "why", "attempts"}
 ATTEMPT = {
@@ -101,3 +103,50 @@ def test_an_unknown_run_or_node_is_not_found(api: Api, name: str) -> None:
     assert "did you mean 'fetch'?" in answer.json()["detail"]
     assert api("GET", "/runs/0000/nodes/fetch").status_code == 404
     assert api("GET", f"/runs/{run_id}/nodes/a%00b").status_code == 404
+
+
+# ── the items of a mapped node ───────────────────────────────────────────────────────────
+
+
+def mapped(items: object, **config: object) -> dict[str, object]:
+    return node("each", "input", for_each=items, config=config)
+
+
+ONLY_EMBEDDED = pytest.mark.parametrize("server", ["embedded"], indirect=True)
+
+
+@ONLY_EMBEDDED
+def test_the_items_of_a_node_are_listed_in_pages(api: Api, name: str) -> None:
+    last = node("end", "output", "each", config={"all": "{{ each | map(attribute='x') }}"})
+    run_id = run_of(api, name, mapped(["a", "b", "c"], x="{{ item }}{{ index }}"), last)
+    run = api.get(f"/runs/{run_id}")
+    assert run["result"] == {"all": ["a0", "b1", "c2"]}
+    each, end = run["nodes"]
+    counts = {"pending": 0, "running": 0, "completed": 3, "failed": 0, "cancelled": 0}
+    assert each["items"] == {"total": 3, **counts}
+    assert end["items"] is None
+    page = api.get(f"/runs/{run_id}/nodes/each/items?limit=2")
+    assert page["counts"] == each["items"]
+    first = page["items"][0]
+    assert first.keys() == {
+        *("index", "status", "attempt", "worker", "started_at", "finished_at"),
+        *("reason", "error", "output"),
+    }
+    assert (first["index"], first["status"], first["output"]["x"]) == (0, "COMPLETED", "a0")
+    rest = api.get(f"/runs/{run_id}/nodes/each/items?cursor={page['next_cursor']}")
+    assert [item["index"] for item in rest["items"]] == [2]
+    assert rest["next_cursor"] is None
+    assert api.get(f"/runs/{run_id}/nodes/each/items?status=FAILED")["items"] == []
+    assert api.get(f"/runs/{run_id}/nodes/each[1]/output")["x"] == "b1"
+    events = [event for event in api.get(f"/runs/{run_id}/events") if "item" in event]
+    assert {(event["node"], event["item"]) for event in events} == {("each", i) for i in range(3)}
+
+
+@ONLY_EMBEDDED
+def test_items_that_are_not_there_are_404_and_wrong_queries_422(api: Api, name: str) -> None:
+    run_id = run_of(api, name, mapped([1, 2], x="{{ item }}"), node("b", "input"))
+    for path in ("nodes/b/items", "nodes/x/items", "nodes/each[2]/output", "nodes/each[0]/items"):
+        assert api("GET", f"/runs/{run_id}/{path}").status_code == 404, path
+    for query in ("status=BAD", "cursor=x", "limit=0", "cursor=-1"):
+        answer = api("GET", f"/runs/{run_id}/nodes/each/items?{query}")
+        assert answer.status_code == 422, query

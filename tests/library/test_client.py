@@ -63,7 +63,7 @@ GREET: dict[str, Any] = {
 RUN_FIELDS = """run_id workflow version status epoch params created_at started_at finished_at
     duration error result forked_from nodes""".split()  # noqa: SIM905
 NODE_FIELDS = """id handler status attempt epoch dependencies reason cause error started_at
-    finished_at duration worker output""".split()  # noqa: SIM905
+    finished_at duration worker output items""".split()  # noqa: SIM905
 BATCH_FIELDS = """batch_id workflow count counts created_at finished_at runs
     next_cursor""".split()  # noqa: SIM905
 
