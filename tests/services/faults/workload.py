@@ -70,7 +70,7 @@ def draw_mapped(chance: random.Random, most: int = 60) -> Plan:
     config: dict[str, Any] = {
         "adds": "{{ index + 1 }}",
         "of": ["{{ n0.n }}"],
-        "seconds": chance.choice((0, 0.01, 0.1)),
+        "seconds": chance.choice((0, 0.01, 0.1 if most <= 60 else 0.02)),
         "way": "works",
     }
     mapped: dict[str, Any] = {
