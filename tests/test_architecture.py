@@ -47,8 +47,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "documents": {"dovetail", "config", "celery", "postgres_url"},
     # Its commands, which the command line loads by name.
     "documents.commands": {*INSIDE, "cli", "documents", "telemetry", "wiring", "dovetail"},
+    # Tests of workflows: the engine in memory, and the answers of the client.
+    "testing": {*INSIDE, "wiring", "client"},
+    "pytest_plugin": {"testing"},
     "cli": {
         *INSIDE,
+        "testing",
         "documents",
         "telemetry",
         "wiring",

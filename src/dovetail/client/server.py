@@ -256,6 +256,9 @@ class RemoteEngine:
         query = FULL if nodes else {"nodes": "false", **FULL}
         return await self._get(at("runs", run_id), **query)
 
+    async def definition_of_run(self, run_id: str) -> dict[str, Any]:
+        return await self._get(at("runs", run_id, "definition"))
+
     async def snapshot(self, run_id: str) -> RunDetail:
         # The events first: an event in between is then shown twice, and not left out.
         events = await self.events(run_id)

@@ -431,6 +431,17 @@ class Commands:
                 return view  # one row; what goes on is in memory, and has a result in parts
         return run_view(await self.store.load(run_id), nodes=nodes)
 
+    async def definition_of_run(self, run_id: str) -> dict[str, Any]:
+        run = await self.store.load(run_id, outputs=False)
+        if run.graph.workflow is None:  # a damaged run that was ended unread
+            raise NotFound(f"run {run_id} has no definition any more")
+        return {
+            "run_id": run_id,
+            "workflow": run.graph.name,
+            "version": run.version,
+            "definition": orjson.loads(self.digest(run.graph.workflow)[1]),
+        }
+
     async def snapshot(self, run_id: str) -> RunDetail:
         return run_snapshot(await self.store.load(run_id))
 
