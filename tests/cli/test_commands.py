@@ -125,7 +125,7 @@ def test_help_names_every_command(command: Command) -> None:
         (
             "runs",
             "list show why logs watch retry fork resume cancel repair results events verify "
-            "delete prune",
+            "record delete prune",
         ),
         ("batches", "list show"),
         ("workflows", "register list show diff delete alias"),

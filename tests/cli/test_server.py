@@ -449,6 +449,8 @@ def test_every_runs_command_accepts_a_server(group: str | None) -> None:
         if {"server", "token"} <= {option.name for option in commands[name].params}
     }
     if group is None:
-        assert on_target == {"trigger", "batch", "validate", "doctor", "handlers", "schema"}
+        assert on_target == {
+            *("trigger", "batch", "validate", "doctor", "handlers", "schema", "mcp")
+        }
     else:
         assert on_target == set(commands)

@@ -361,9 +361,7 @@ def test_a_file_is_looked_for_here_and_beside_the_test(
     assert set(runner.run("flow.yaml").outputs) == {"b"}
     with pytest.raises(NotFound, match=r"there is no file none.yaml, neither in .* nor in"):
         runner.run("none.yaml")
-    with pytest.raises(
-        DovetailError, match=r"'registered' is no definition; give a dict"
-    ):
+    with pytest.raises(DovetailError, match=r"'registered' is no definition; give a dict"):
         runner.run("registered")
 
 

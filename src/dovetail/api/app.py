@@ -20,6 +20,7 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.routing import APIRoute
 from starlette.responses import HTMLResponse, Response
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from dovetail.api import batches, events, logs, nodes, operations, runs, workflows
@@ -76,10 +77,16 @@ _ROUTERS = (
 )
 
 
-def create_app(service: ApiService, version: str, answered: Answered | None = None) -> ASGIApp:
+def create_app(
+    service: ApiService,
+    version: str,
+    answered: Answered | None = None,
+    more: Sequence[BaseRoute] = (),
+) -> ASGIApp:
     """The application, guarded. Raises `SettingsError` for tokens that cannot be used.
 
-    `answered` is called after every request.
+    `answered` is called after every request. `more` are routes beside the API, behind the same
+    guard.
     """
     app = FastAPI(
         title="Dovetail",
@@ -98,7 +105,7 @@ def create_app(service: ApiService, version: str, answered: Answered | None = No
         app.include_router(router, prefix=prefix, responses=_PROBLEM)
     describe(app, _ROUTERS)
     page = WebPage()
-    app.router.routes.extend(page.routes)
+    app.router.routes.extend([*more, *page.routes])
     # Messages of a store name the place they are about, which is no business of a client.
     file = re.escape(str(service.settings.db))
     hidden = re.compile(rf" in ({file}|Redis( or .*)?|PostgreSQL at \S+)$")

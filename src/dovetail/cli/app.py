@@ -30,7 +30,7 @@ app = lazy_group(
         **_at("recordings", "test"),
         **_at("graph", "graph"),
         **_at("definitions", "new", "schema"),
-        **_at("services", "migrate"),
+        **_at("services", "migrate", "mcp"),
         **_at("handlers", "handlers"),
         **_at("doctor", "doctor"),
         "runs": lazy_group(
