@@ -38,7 +38,7 @@ def record(
         typer.Option("-o", "--output", metavar="FILE", help="Where to; default: stdout."),
     ] = None,
 ) -> None:
-    """Write a finished run to a file, to be run again by `dovetail test`."""
+    """Write a finished run to a file for `dovetail test`."""
     recording = ask(lambda commands: _recorded(commands, run))
     content = recording.to_json()
     if output is None:
