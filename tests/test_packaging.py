@@ -22,9 +22,7 @@ LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
 
 def built(folder: Path, address: str) -> Message:
     """The metadata of a wheel."""
-    script = (
-        "import sys; from hatchling.build import build_wheel; print(build_wheel(sys.argv[1]))"
-    )
+    script = "import sys; from hatchling.build import build_wheel; print(build_wheel(sys.argv[1]))"
     done = subprocess.run(
         [sys.executable, "-c", script, str(folder)],
         cwd=ROOT,

@@ -244,9 +244,7 @@ TOOLS = (
         OneRun,
         _explain_run,
     ),
-    AgentTool(
-        "run_logs", "Show the last lines that handlers logged.", LogLines, _run_logs
-    ),
+    AgentTool("run_logs", "Show the last lines that handlers logged.", LogLines, _run_logs),
     AgentTool(
         "retry_run",
         "Run what did not complete again: the same run in a new epoch. Waits for its end for a "
