@@ -54,7 +54,10 @@ class Fake:
 
 def commands_of(fake: Any) -> Commands:
     others: dict[str, Any] = dict.fromkeys(
-        ("orchestrator", "wait", "clock", "known_handlers", "default_retries", "limits", "rates")
+        (
+            *("run_feed", "orchestrator", "wait", "clock"),
+            *("known_handlers", "default_retries", "limits", "rates"),
+        )
     )
     return Commands(store=fake, records=fake, max_crashes=3, digest=cast(Any, None), **others)
 

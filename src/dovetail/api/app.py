@@ -26,7 +26,7 @@ from starlette.types import ASGIApp
 from dovetail.api import batches, events, logs, nodes, operations, runs, workflows
 from dovetail.api.admission import Admission, Budgets, limits_of
 from dovetail.api.connection import most_connections
-from dovetail.api.events import FRAME, Event
+from dovetail.api.events import FEED_FRAME, FRAME, Event, FeedItem
 from dovetail.api.logs import LOG_FRAME
 from dovetail.api.middleware import Answered, Compression, Heads, RequestContext
 from dovetail.api.page import WebPage
@@ -147,6 +147,7 @@ _WORDS = {
     404: "there is no such thing",
     408: "the body took too long",
     409: "its state forbids it, or the key was used for another request",
+    410: "it is not kept any more",
     412: "it is no longer as it was seen",
     413: "the body is too large",
     415: "the body is neither JSON nor YAML",
@@ -155,7 +156,7 @@ _WORDS = {
     500: "a bug; the log has it under the request id",
     503: "a store is away, or the server is stopping; come back later",
 }
-_KINDS = {**KIND_OF, 409: "conflict", 422: "invalid_request", 503: "store_error"}
+_KINDS = {**KIND_OF, 409: "conflict", 410: "expired", 422: "invalid_request", 503: "store_error"}
 
 
 def describe(app: FastAPI, routers: Sequence[tuple[APIRouter, str]]) -> None:
@@ -195,6 +196,8 @@ def _complete(document: Part) -> None:
         ("ProblemDetails", ProblemDetails.model_json_schema(ref_template=_REF)),
         ("Event", Event.model_json_schema(ref_template=_REF)),
         ("EventFrame", FRAME),
+        ("FeedItem", FeedItem.model_json_schema(ref_template=_REF)),
+        ("FeedFrame", FEED_FRAME),
         ("LogFrame", LOG_FRAME),
         ("Definition", _definition()),
     ):
@@ -306,7 +309,7 @@ def _problem(status: int) -> Part:
 def _describe(path: str, call: Part) -> None:
     for parameter in call.get("parameters", ()):
         parameter["name"] = _HEADERS.get(parameter["name"], parameter["name"])
-        parameter["schema"] = _sent(parameter)
+        parameter["schema"] = _sent(parameter, path)
         if parameter["in"] == "path":
             parameter["description"], parameter["example"] = PARAMETERS[parameter["name"]]
     responses = call["responses"]
@@ -327,12 +330,14 @@ _HEADERS = {
 }
 
 
-def _sent(parameter: Part) -> Part:
+def _sent(parameter: Part, path: str) -> Part:
     """Its schema without null: what is not given is left out."""
     schema = dict(parameter["schema"])
     kinds = [kind for kind in schema.pop("anyOf", ()) if kind != {"type": "null"}]
     if len(kinds) == 1:
         schema |= kinds[0]
+    if path == f"{PREFIX}/events":  # its ids are opaque
+        return schema
     return {**schema, **_CONSTRAINTS.get(parameter["name"], {})}
 
 

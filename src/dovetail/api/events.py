@@ -1,9 +1,11 @@
-"""A run's events: as a list, or live as `text/event-stream` until the last one."""
+"""A run's events: as a list, or live as `text/event-stream` until the last one. And the feed: the
+run events of all runs, live.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Annotated, Any
 
@@ -15,8 +17,9 @@ from starlette.responses import Response, StreamingResponse
 from dovetail.api.admission import waits
 from dovetail.api.outputs import JSON, Streamed
 from dovetail.api.problems import invalid_field
-from dovetail.api.responses import ENDED, Here, Time, json_answer
+from dovetail.api.responses import ENDED, Here, Time, header, json_answer
 from dovetail.api.service import ApiService
+from dovetail.core.errors import InvalidParams
 
 router = APIRouter(tags=["runs"])
 
@@ -31,6 +34,7 @@ PAGE_BYTES = 1 << 20
 """What such a page is taken to have."""
 STREAM = "text/event-stream"
 Queued = asyncio.Queue[dict[str, Any] | Exception | None]
+Frame = Callable[[dict[str, Any]], bytes]
 
 
 class Event(BaseModel):
@@ -117,12 +121,77 @@ async def events(
     return live(here, here.commands.watch(run_id, after), b"events of a run", MAX_QUEUED_EVENTS)
 
 
-def live(
-    here: ApiService, feed: AsyncGenerator[dict[str, Any]], about: bytes, max_queued: int
+class FeedItem(Event):
+    """An event of a run, and which run it is."""
+
+    run_id: str
+    workflow: str
+
+
+FEED_FRAME = {
+    "title": "FeedFrame",
+    "description": "one event of the feed",
+    "type": "object",
+    "required": ["id", "data"],
+    "properties": {
+        "id": {"type": "string", "description": "opaque; the feed resumes after it"},
+        "data": {
+            "type": "string",
+            "contentMediaType": JSON,
+            "contentSchema": {"$ref": "#/components/schemas/FeedItem"},
+        },
+    },
+}
+
+
+@router.get(
+    "/events",
+    summary="The run events of all runs, live",
+    response_class=StreamingResponse,
+    responses={
+        200: {
+            "description": "a stream without an end: runs that are created, started, completed, "
+            "failed, cancelled and retried",
+            "headers": {"Last-Event-ID": header("the id after which the stream begins")},
+            "content": {STREAM: {"schema": {"$ref": "#/components/schemas/FeedFrame"}}},
+        },
+        410: {"description": "events after that id may be missing"},
+    },
+)
+async def feed(
+    request: Request,
+    here: Here,
+    after: Annotated[
+        str | None, Query(description="the `id` of an event; without it from now on")
+    ] = None,
+    last_event_id: Annotated[
+        str | None, Header(description="where a stream broke off; wins over `after`")
+    ] = None,
 ) -> Response:
-    """A stream of what comes out of the feed, each with a `seq`; it ends with the feed."""
+    waits(request)
+    try:
+        start = await here.commands.feed_start(after if last_event_id is None else last_event_id)
+    except InvalidParams as error:
+        name = "after" if last_event_id is None else "Last-Event-ID"
+        raise invalid_field(error.problems[0].message, name) from None
+    stream = here.commands.feed(start)
+    answer = live(here, stream, b"events of all runs", MAX_QUEUED_EVENTS, _feed_frame)
+    # So that a client that loses the connection before the first event misses none.
+    answer.headers["Last-Event-ID"] = start
+    return answer
+
+
+def live(
+    here: ApiService,
+    feed: AsyncGenerator[dict[str, Any]],
+    about: bytes,
+    max_queued: int,
+    frame: Frame | None = None,
+) -> Response:
+    """A stream of what comes out of the feed; it ends with the feed. The id of a frame is the `seq`
+    of its event, unless `frame` makes it."""
     headers = {"X-Accel-Buffering": "no"}
-    frames = _frames(here, feed, about, max_queued)
+    frames = _frames(here, feed, about, max_queued, frame or _frame)
     return StreamingResponse(frames, headers=headers, media_type=STREAM)
 
 
@@ -173,7 +242,11 @@ async def _listed(
 
 
 async def _frames(
-    here: ApiService, feed: AsyncGenerator[dict[str, Any]], about: bytes, max_queued: int
+    here: ApiService,
+    feed: AsyncGenerator[dict[str, Any]],
+    about: bytes,
+    max_queued: int,
+    frame: Frame,
 ) -> AsyncIterator[bytes]:
     # The headers go out with the first bytes: a client shall know at once that it listens.
     yield b": %b\n\n" % about
@@ -194,7 +267,7 @@ async def _frames(
                     return
                 if isinstance(event, Exception):
                     raise event  # the connection breaks: an orderly end would say the run is over
-                yield _frame(event)
+                yield frame(event)
                 upcoming = asyncio.ensure_future(queue.get())
             elif closing.done():
                 return  # the client comes back with `Last-Event-ID`
@@ -219,3 +292,8 @@ async def _pump(feed: AsyncGenerator[dict[str, Any]], queue: Queued) -> None:
 def _frame(event: dict[str, Any]) -> bytes:
     # JSON has no line breaks of its own, so one `data:` line is the whole of it.
     return b"id: %d\ndata: %b\n\n" % (event["seq"], orjson.dumps(event))
+
+
+def _feed_frame(event: dict[str, Any]) -> bytes:
+    number = event.pop("id").encode()
+    return b"id: %b\ndata: %b\n\n" % (number, orjson.dumps(event))

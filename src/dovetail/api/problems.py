@@ -39,6 +39,7 @@ STATUS_OF = {
     "invalid_params": 422,
     "not_found": 404,
     "conflict": 409,
+    "expired": 410,
     "precondition_failed": 412,
     "overloaded": 429,
     "run_damaged": 409,

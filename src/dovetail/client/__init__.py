@@ -31,6 +31,7 @@ from dovetail.client.answers import (
     BatchPage,
     BatchRun,
     Event,
+    FeedEvent,
     HistoryPage,
     InspectedNode,
     Layout,
@@ -72,6 +73,7 @@ __all__ = [
     "BatchRun",
     "Dovetail",
     "Event",
+    "FeedEvent",
     "InspectedNode",
     "LoggedLine",
     "NodeAttempt",
@@ -452,6 +454,18 @@ class Dovetail:
         async with aclosing(self._followed(run_id, feed)) as events:
             async for event in events:
                 yield Event.from_api(_own(event))
+
+    async def feed(self, after: str | None = None) -> AsyncIterator[FeedEvent]:
+        """The run events of all runs, live and for ever: runs that are created, started, completed,
+        failed, cancelled and retried, by any process.
+
+        It begins now, or after the event whose `id` is `after`. Raises `Expired` if events after
+        that may be missing: they are kept for a day, and no more than 100,000 of them.
+        """
+        feed = self._commands.feed(text_or_none("after", after))
+        async with aclosing(feed):
+            async for event in feed:
+                yield FeedEvent.from_api(_own(event))
 
     async def node(self, run_id: str, node: str) -> InspectedNode:
         """A node with its config, its inputs and all its attempts. Raises `NotFound`."""

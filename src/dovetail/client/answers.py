@@ -371,5 +371,17 @@ class Event(_Answer):
         return self._shown("seq", "type", "epoch", "node", "attempt", *self.more)
 
 
+@dataclass(frozen=True, repr=False)
+class FeedEvent(Event):
+    """One event of the feed of all runs. `id` resumes the feed after it."""
+
+    id: str
+    run_id: str
+    workflow: str
+
+    def __repr__(self) -> str:
+        return self._shown("id", "type", "run_id", "workflow", "seq", "epoch", *self.more)
+
+
 def _plain(value: Any) -> Any:
     return [item.to_dict() for item in value] if isinstance(value, tuple) else value

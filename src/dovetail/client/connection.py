@@ -30,6 +30,7 @@ from dovetail.core.errors import (
     Changed,
     Conflict,
     DovetailError,
+    Expired,
     InvalidDefinition,
     InvalidParams,
     NotFound,
@@ -58,6 +59,8 @@ _NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, h
 _PLAIN = re.compile(r"[!-~]([ -~]*[!-~])?")
 T = TypeVar("T")
 Query = Mapping[str, str | int | float | None]
+StreamedEvent = tuple[str, dict[str, Any] | None]
+"""An id, and the event that has it; None for the id after which a stream begins."""
 
 
 class ServerUnreachable(StoreError):
@@ -191,22 +194,51 @@ class ServerConnection:
 
         A connection that breaks is made again from where it broke.
         """
-        last, resumes, quiet = after, False, 0
+        last = after
         known: dict[str, Any] | None = None
+
+        def asked(resumes: bool) -> tuple[Query, str | None]:
+            return {**(query or {}), "after": last}, str(last) if resumes else None
+
+        async with aclosing(self._streamed(path, asked)) as frames:
+            async for _, event in frames:
+                # A log may have two lines of one number: the later says what is missing.
+                if event is not None and event["seq"] >= last and event != known:
+                    last, known = event["seq"], event
+                    yield event
+
+    async def feed(self, path: str, after: str | None) -> AsyncIterator[dict[str, Any]]:
+        """Every event after that id, or from now on, once and in order, for ever; each with its
+        `id`. A connection that breaks is made again from where it broke."""
+        last = after
+
+        def asked(_: bool) -> tuple[Query, str | None]:
+            return {}, last
+
+        async with aclosing(self._streamed(path, asked)) as frames:
+            async for last, event in frames:
+                if event is not None:
+                    yield {"id": last, **event}
+
+    async def _streamed(
+        self, path: str, asked: Callable[[bool], tuple[Query, str | None]]
+    ) -> AsyncGenerator[StreamedEvent]:
+        """What comes over one connection after the other. `asked` has the query and the
+        `Last-Event-ID` of the next one, and is given whether there was one before."""
+        resumes, quiet = False, 0
         tries = _Tries(self)
         while True:
+            query, last_id = asked(resumes)
             headers = {"Accept": "text/event-stream"}
-            if resumes:
-                headers["Last-Event-ID"] = str(last)
+            if last_id is not None:
+                headers["Last-Event-ID"] = last_id
             came = False
             try:
-                feed = self._feed(path, headers, {**(query or {}), "after": last}, tries)
+                feed = self._feed(path, headers, query, tries)
                 async with aclosing(feed):
-                    while (event := await self._unless_closed(anext(feed, None))) is not None:
-                        # A log may have two lines of one number: the later says what is missing.
-                        if event["seq"] >= last and event != known:
-                            last, known, came = event["seq"], event, True
-                            yield event
+                    while (frame := await self._unless_closed(anext(feed, None))) is not None:
+                        came = came or frame[1] is not None
+                        yield frame
             except _Over:
                 return
             except _RefusedAnswer as refused:
@@ -224,7 +256,7 @@ class ServerConnection:
 
     async def _feed(
         self, path: str, headers: Mapping[str, str], query: Query, tries: _Tries
-    ) -> AsyncGenerator[dict[str, Any]]:
+    ) -> AsyncGenerator[StreamedEvent]:
         """What comes over one connection. Raises `_Over` if there is nothing to come."""
         async with self._http.stream(
             "GET",
@@ -239,8 +271,10 @@ class ServerConnection:
             if answer.status_code != 200:
                 raise _RefusedAnswer(answer, await answer.aread(), self.url)
             tries.forget()
+            if (start := answer.headers.get("last-event-id")) is not None:
+                yield start, None
             async for frame in httpx2.EventSource(answer, max_event_size=None):
-                yield self._event(frame.data)
+                yield frame.id, self._event(frame.data)
 
     async def _unless_closed(self, work: Awaitable[T]) -> T:
         doing = asyncio.ensure_future(work)
@@ -399,6 +433,7 @@ class NoDovetail(ServerError):
 _BY_WORDS: dict[str, Callable[[str], DovetailError]] = {
     "not_found": NotFound,
     "conflict": Conflict,
+    "expired": Expired,
     "precondition_failed": Changed,
     "run_damaged": BrokenRun,
     "record_damaged": BrokenRecord,

@@ -339,6 +339,12 @@ class RemoteEngine:
             async for event in feed:
                 yield event
 
+    async def feed(self, after: str | None = None) -> AsyncGenerator[dict[str, Any]]:
+        feed = self._connection.feed(at("events"), after)
+        async with aclosing(cast("AsyncGenerator[dict[str, Any]]", feed)):
+            async for event in feed:
+                yield event
+
     async def logs(self, run_id: str, query: LogQuery = ALL_LINES) -> dict[str, Any]:
         return await self._get(at("runs", run_id, "logs"), **asdict(query))
 

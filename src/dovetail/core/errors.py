@@ -68,6 +68,12 @@ class Changed(DovetailError):
     type = "precondition_failed"
 
 
+class Expired(DovetailError):
+    """A position in the feed of all runs that events after it may be missing for by now."""
+
+    type = "expired"
+
+
 class NotFound(DovetailError):
     """No run, node or workflow of that name."""
 

@@ -106,6 +106,14 @@ def begin(submit: Submit, now: float, nonce: int) -> tuple[RunState, Decision]:
     return run, out
 
 
+def first_events(submit: Submit, now: float) -> list[Event]:
+    """The first two events of any run."""
+    return [
+        Event(1, now, "run.created", 1, None, None, created_data(submit)),
+        Event(2, now, "run.started", 1),
+    ]
+
+
 def created_data(submit: Submit) -> dict[str, Any]:
     """The data of `run.created`."""
     data: dict[str, Any] = {"workflow": submit.graph.name, "version": submit.version}

@@ -235,6 +235,14 @@ class EngineApi(Protocol):
         """Every event after that number, then new ones as they come; ends with the run."""
         ...
 
+    def feed(self, after: str | None = None) -> AsyncGenerator[dict[str, Any]]:
+        """The run events of all runs after the event with that id, or from now on, for ever.
+
+        Each has its `id`, the `run_id` and the `workflow`. Raises `InvalidParams` for what is no
+        id, and `Expired` if events after it may be missing.
+        """
+        ...
+
     async def logs(self, run_id: str, query: LogQuery = ALL_LINES) -> dict[str, Any]:
         """A page of what its handlers logged: `items`, and the `next_cursor` that is `after` of the
         next page; None if nothing follows by now. A page may be empty though another follows.
@@ -429,6 +437,10 @@ class ServedEngine(EngineApi, Protocol):
 
     async def last_seq(self, run_id: str) -> int:
         """The number of its last event, by the run itself: the list may not have it yet."""
+        ...
+
+    async def feed_start(self, after: str | None) -> str:
+        """The id after which `feed` would begin. Raises as `feed` does."""
         ...
 
     def check_writable(self) -> Awaitable[object]:

@@ -72,6 +72,7 @@ from dovetail.engine.ports import (
     Author,
     Driver,
     DurableStore,
+    Feed,
     KeyUsed,
     LogQuery,
     Rates,
@@ -84,6 +85,7 @@ from dovetail.engine.run_search import RunSearch
 from dovetail.engine.views import (
     RunDetail,
     event_view,
+    feed_view,
     log_view,
     outputs,
     result,
@@ -168,6 +170,7 @@ async def _never() -> None:
 class Commands:
     store: DurableStore
     records: Records
+    run_feed: Feed
     orchestrator: Driver
     wait: Callable[[str], Awaitable[RunState]]
     """Returns the run once it has finished."""
@@ -647,6 +650,15 @@ class Commands:
         async with aclosing(cast("AsyncGenerator[Event]", feed)):
             async for event in feed:
                 yield event_view(event)
+
+    async def feed(self, after: str | None = None) -> AsyncGenerator[dict[str, Any]]:
+        feed = self.run_feed.follow_feed(await self.run_feed.feed_start(after))
+        async with aclosing(feed):
+            async for item in feed:
+                yield feed_view(item)
+
+    async def feed_start(self, after: str | None) -> str:
+        return str(await self.run_feed.feed_start(after))
 
     async def logs(self, run_id: str, query: LogQuery = ALL_LINES) -> dict[str, Any]:
         items, cursor, more = await self._log_page(run_id, query)

@@ -7,6 +7,7 @@ store and every transport against them.
 from __future__ import annotations
 
 from collections.abc import (
+    AsyncGenerator,
     AsyncIterator,
     Awaitable,
     Callable,
@@ -27,6 +28,7 @@ from dovetail.core.audit.replay import JournalEntry
 from dovetail.core.caching import Caching, Facts
 from dovetail.core.effects import COMPLETED
 from dovetail.core.events import Event, Token
+from dovetail.core.feed import FeedEntry, FeedPosition
 from dovetail.core.node_logs import LogChunk, StoredChunk
 from dovetail.core.outputs import OutputReference, ReadBudget
 from dovetail.core.run import RunState
@@ -757,6 +759,40 @@ class RunObserver(Protocol):
 
     async def begun(self, submits: Sequence[Submit], created_at: float) -> None:
         """These are new."""
+        ...
+
+
+class Feed(Protocol):
+    """The run events of all runs on a store, whichever process wrote them."""
+
+    async def feed_start(self, after: str | None) -> FeedPosition:
+        """Where to read from: after the event with that id, or from now on.
+
+        Raises `InvalidParams` for what is no id, and `Expired` if events after it may be missing.
+        """
+        ...
+
+    def follow_feed(self, after: FeedPosition) -> AsyncGenerator[FeedEntry]:
+        """Every event after that position, then new ones as they come, for ever. Each comes once,
+        and those of one run come in their order.
+
+        Raises `Expired` if events left the feed before this reader had them.
+        """
+        ...
+
+
+class FeedWriter(Protocol):
+    """Adds run events to the feed. Safe to repeat: an event is added once."""
+
+    async def append(self, events: Mapping[str, Sequence[Event]]) -> None:
+        """Add these events of runs, and the events before them that are not in the feed yet.
+
+        Called before a run leaves the timers: if the caller dies, the sweep has it caught up.
+        """
+        ...
+
+    async def catch_up(self, run_ids: Sequence[str]) -> None:
+        """Add whatever the logs of these runs have and the feed has not."""
         ...
 
 

@@ -11,6 +11,7 @@ from dovetail.core.attempts import Attempt
 from dovetail.core.dag import Graph, NodeSpec
 from dovetail.core.errors import Problem
 from dovetail.core.events import TRACEBACK, Event
+from dovetail.core.feed import FeedEntry
 from dovetail.core.run import NodeState, Phase, RunState
 from dovetail.core.states import NodeStatus, RunStatus
 
@@ -210,6 +211,12 @@ def event_view(event: Event) -> dict[str, Any]:
         if name != TRACEBACK:
             view[name] = timestamp(value) if name == "until" else value
     return view
+
+
+def feed_view(item: FeedEntry) -> dict[str, Any]:
+    """An event of the feed, with the id to resume after it."""
+    view = event_view(item.event)
+    return {"id": str(item.position), **view, "run_id": item.run_id, "workflow": item.workflow}
 
 
 def log_view(item: Mapping[str, Any]) -> dict[str, Any]:

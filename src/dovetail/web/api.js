@@ -136,7 +136,8 @@ export async function follow(where, { after, first = null, onEvents, onOpen, sig
       }
     } catch (error) {
       if (signal.aborted || error.name === "AbortError") return;
-      if (error instanceof Problem && error.status !== 0 && error.status !== 429 && error.status !== 503) throw error;
+      if (error.status === 410) last = null; // events are missing: `onOpen` reads everything anew
+      else if (error instanceof Problem && error.status !== 0 && error.status !== 429 && error.status !== 503) throw error;
     }
     last ??= first;
     await pause(Math.min(500 * 2 ** failures++, MAX_BACKOFF_MS), signal);

@@ -69,6 +69,7 @@ from dovetail.stores.redis.doctor import (
     watch_eviction,
     watch_restarts,
 )
+from dovetail.stores.redis.feed import FeedListener, RedisFeed, trim_feed
 from dovetail.stores.redis.limits import RedisLimits
 from dovetail.stores.redis.logs import LogAppender
 from dovetail.stores.redis.records import RedisRecords
@@ -191,6 +192,7 @@ class ServiceParts:
     clock: StoreClock
     sender: StreamSender
     archive: ArchiveParts | None
+    feed: RedisFeed
 
 
 @asynccontextmanager
@@ -243,6 +245,8 @@ async def connected(
             writer = ArchiveWriter(
                 RedisSnapshots(apart), RedisArchiveQueue(apart, clock), PostgresArchive(pool), clock
             )
+        feed_listener = await stack.enter_async_context(FeedListener(_url(settings)))
+        feed = RedisFeed(pipe, clock, store, feed_listener.next)
         fleet = WorkerRegistry(pipe, heartbeat_timeout=settings.heartbeat_timeout)
         publisher = Publisher(
             store,
@@ -268,11 +272,12 @@ async def connected(
             else _records(settings, pipe, store.origin),
             reaped=CrashLimit(store, bury, max_crashes=settings.max_crashes).reaped,
             older_run=partial(_older_run, store, None if pool is None else PostgresArchive(pool)),
+            feed=feed,
         )
         archive = None
         if writer is not None and pool is not None:
             archive = _archive(settings, apart, pool, writer, orchestrator)
-        yield ServiceParts(pipe, store, orchestrator, clock, sender, archive)
+        yield ServiceParts(pipe, store, orchestrator, clock, sender, archive, feed)
 
 
 async def _older_run(store: RedisStore, archive: PostgresArchive | None, run_id: str) -> RunState:
@@ -399,6 +404,7 @@ async def orchestrate(
                 ("archiving", archive.archiver.run),
                 ("retention of the archive", archive.retention.run),
                 ("announcing the archive", lambda: _announce_archive(parts, archive.restorer)),
+                ("feed", lambda: run_every(EXPIRE_SECONDS, partial(_trim_feed, parts))),
             ]
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(supervise(*duty)) for duty in duties]
@@ -469,6 +475,10 @@ def _upkeep(settings: Settings, parts: ServiceParts) -> list[Duty]:
         ),
         ("retention", lambda: run_every(EXPIRE_SECONDS, expire)),
     ]
+
+
+async def _trim_feed(parts: ServiceParts) -> None:
+    await trim_feed(parts.pipe, parts.clock())
 
 
 async def _announce_archive(parts: ServiceParts, restorer: Restorer) -> None:
@@ -728,6 +738,7 @@ async def commanding(
         yield Commands(
             store=runs,
             records=records,
+            run_feed=parts.feed,
             orchestrator=submissions,
             wait=runs.wait,
             clock=parts.clock,

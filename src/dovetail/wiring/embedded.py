@@ -323,6 +323,7 @@ def _commands(
     return Commands(
         store=store,
         records=SqliteRecords(store),
+        run_feed=store,
         orchestrator=orchestrator,
         wait=store.wait,
         clock=clock,

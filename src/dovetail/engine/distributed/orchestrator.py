@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import random
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from time import monotonic
 from typing import Protocol
@@ -20,6 +20,7 @@ from dovetail.core.events import Event, Token
 from dovetail.core.fork import plan_fork
 from dovetail.core.run import Phase, RunState
 from dovetail.core.states import NodeStatus
+from dovetail.core.step import first_events
 from dovetail.core.text import counted, died_during
 from dovetail.core.transitions import (
     NOTHING,
@@ -36,6 +37,7 @@ from dovetail.core.transitions import (
 from dovetail.engine.clock import Clock
 from dovetail.engine.limits import TokenBucket
 from dovetail.engine.ports import (
+    FeedWriter,
     ParkedIndex,
     ParkedNode,
     QueueInspector,
@@ -120,6 +122,7 @@ class DistributedOrchestrator:
         observer: RunObserver | None = None,
         reaped: Callable[[Start, Decision], Awaitable[None]] | None = None,
         older_run: Callable[[str], Awaitable[RunState]] | None = None,
+        feed: FeedWriter | None = None,
     ) -> None:
         """`older_run` reads a run that was forked, wherever it is; by default from the store."""
         self._store = store
@@ -128,6 +131,7 @@ class DistributedOrchestrator:
         self.timers = timers
         self._traffic = traffic
         self.observer = observer
+        self._feed = feed
         self._reaped = reaped
         self._clock = clock
         self._lease_seconds = lease_seconds
@@ -192,15 +196,20 @@ class DistributedOrchestrator:
     ) -> None:
         made = list(zip(submits, decisions, strict=True))
         begun = [submit for submit, decision in made if decision and not decision.ended]
+        # Created by another process, which may have died before it notified the observer.
+        others = [submit.run_id for submit, decision in made if not decision]
         decided = [(submit.run_id, decision) for submit, decision in made]
-        work: list[Awaitable[object]] = [self._dispatch(decided, are_new=True)]
+        news = {one.run_id: first_events(one, accepted) for one, decision in made if decision}
+        # Before a node of a fork can end: the process that ends it does not know the first event.
+        forks = [one.run_id for one in begun if one.forked_from is not None]
+        await self._add_to_feed({run_id: news.pop(run_id) for run_id in forks})
+        work: list[Awaitable[object]] = [self._dispatch(decided, are_new=True, news=news)]
         if self.observer is not None:
             if begun:
                 work.append(self.observer.begun(begun, accepted))
-            # Created by another process, which may have died before it notified the observer.
-            if others := [submit.run_id for submit, decision in made if not decision]:
+            if others:
                 work.append(self.observer.moved(others, others))
-        await asyncio.gather(*work)
+        await asyncio.gather(*work, self._add_to_feed({}, others))
         # A fork is not made by a script that a repeated call gets the same reply from.
         for submit, decision in made:
             if submit.forked_from is not None and not decision:
@@ -245,11 +254,14 @@ class DistributedOrchestrator:
         since: float | None = None,
         *,
         are_new: bool = False,
+        news: dict[str, list[Event]] | None = None,
     ) -> None:
         """Dispatch the effects of decisions. `since` is a time before they were made: any later
-        activity of a run is another process's. Of runs that
-        `are_new`, the observer gets only ends."""
+        activity of a run is another process's. Of runs that `are_new`, the observer gets only
+        ends, and `news` has their first events."""
         now = self._clock()
+        news = {} if news is None else news
+        unclear: list[str] = []
         dispatches: list[Dispatch] = []
         wakes: list[tuple[float, Wake]] = []
         moved: dict[str, None] = {}
@@ -264,12 +276,19 @@ class DistributedOrchestrator:
             wakes += decision.wake
             work += [self._transport.stop(order) for order in decision.stop]
             if run_id and decision:
+                happened = [event for event in decision.events if event.node is None]
+                if are_new:  # its first events are in `news`
+                    happened = [event for event in happened if event.seq > 2]
+                if happened:
+                    news.setdefault(run_id, []).extend(happened)
                 if decision.ended:
                     # A run that failed fast ends without an event when its last node does.
                     ended[run_id] = decision.events[-1] if decision.events else None
+                    if not happened:
+                        unclear.append(run_id)
                     continue
                 moved[run_id] = None
-                if not are_new and any(event.node is None for event in decision.events):
+                if happened and not are_new:
                     turned[run_id] = None
         if wakes:
             work.append(self.timers.delay(wakes))
@@ -280,6 +299,8 @@ class DistributedOrchestrator:
         every_move = self.observer is not None and self.observer.every_move and not are_new
         if self.observer is not None and (turned or ended or (every_move and moved)):
             work.append(self.observer.moved([*moved, *ended], [*turned], ended))
+        if news or unclear:
+            work.append(self._add_to_feed(news, unclear))
         if dispatches:
             work.append(self._publish(dispatches))
         if len(work) == 1:
@@ -291,6 +312,16 @@ class DistributedOrchestrator:
             seen = now if since is None else since
             await asyncio.gather(self.timers.ended(ended, seen), self._traffic.announce(ended))
         await self._store.sent()
+
+    async def _add_to_feed(
+        self, news: Mapping[str, Sequence[Event]], unclear: Sequence[str] = ()
+    ) -> None:
+        """Add these events, and whatever the logs of unclear runs have."""
+        if self._feed is not None:
+            if news:
+                await self._feed.append(news)
+            if unclear:
+                await self._feed.catch_up(unclear)
 
     async def _publish(self, dispatches: Sequence[Dispatch]) -> None:
         if transitions := await self._transport.publish(dispatches):
@@ -488,8 +519,8 @@ class DistributedOrchestrator:
         """
         now = self._clock()
         run = await self._find(run_id)
-        if run is not None and self.observer is not None:
-            await self.observer.moved([run_id], [run_id])
+        if run is not None:
+            await self._note_changes(run_id)
         if run is None or run.finished:
             await self.timers.ended([run_id], now if since is None else since)
             return
@@ -518,10 +549,15 @@ class DistributedOrchestrator:
     async def announce_end(self, run_id: str) -> None:
         """Announce the end of a run that was ended by force."""
         ended: dict[str, Event | None] = {run_id: None}
-        if self.observer is not None:
-            await self.observer.moved([run_id], [run_id])
+        await self._note_changes(run_id)
         await self.timers.ended(ended, self._clock())
         await self._traffic.announce(ended)
+
+    async def _note_changes(self, run_id: str) -> None:
+        """Have the lists and the feed follow a run, whatever was missed."""
+        if self.observer is not None:
+            await self.observer.moved([run_id], [run_id])
+        await self._add_to_feed({}, [run_id])
 
     async def _is_lost(
         self, handler: str, since: float | None, waiting: dict[str, float | None] | None

@@ -24,6 +24,7 @@ from dovetail.core.effects import new_tuple
 from dovetail.core.events import Event, Token
 from dovetail.core.run import Phase, RunState
 from dovetail.core.states import NodeStatus
+from dovetail.core.step import first_events
 from dovetail.core.transitions import NOTHING, TAKEN, Claim, Complete, Decision, Dispatch, Submit
 from dovetail.engine.ports import Task
 from dovetail.redis_client.pipelined import Argument, Command, PipelinedRedis
@@ -139,11 +140,7 @@ def submitted(
     graph = submit.graph
     decision = Decision()
     if events or pending:
-        data = {"workflow": graph.name, "version": submit.version}
-        decision.events = [
-            Event(1, now, "run.created", 1, None, None, data),
-            Event(2, now, "run.started", 1),
-        ]
+        decision.events = first_events(submit, now)
     if not pending:
         decision.changed += graph.roots
         if events:

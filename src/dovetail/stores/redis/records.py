@@ -65,6 +65,7 @@ from dovetail.stores.records import (
 from dovetail.stores.redis.accepted import RedisAcceptedRuns
 from dovetail.stores.redis.codec import all_keys_of, event_of, keys_of, run_error, source
 from dovetail.stores.redis.definitions import definition, definition_key, stored_graph
+from dovetail.stores.redis.feed import trim_feed
 from dovetail.stores.redis.limits import RedisLimits, change_row, encode_author, open_json
 from dovetail.stores.redis.logs import LogReading, RedisLogs
 from dovetail.stores.redis.run_index import (
@@ -608,7 +609,8 @@ class RedisRecords(BaseRecords):
     # ── the end ──────────────────────────────────────────────────────────────────────────
 
     async def expire(self, now: float, limit: int = 100) -> int:
-        """Forget runs that ended long ago, with their keys; how many were looked at.
+        """Forget runs that ended long ago, with their keys, and old events of the feed; how many
+        runs were looked at.
 
         The runs of a batch go when the last of them ended long ago, and the batch with them.
         """
@@ -619,6 +621,7 @@ class RedisRecords(BaseRecords):
         await asyncio.gather(*(self._expire(name.decode(), long_ago, now) for name in due))
         for batch_id in await self._acceptance.opened(long_ago, limit):
             await self._expire_opened(batch_id)
+        await trim_feed(self._redis, now)
         return len(due)
 
     async def _expire(self, run_id: str, long_ago: float, now: float) -> None:

@@ -292,6 +292,16 @@ class RedisStore:
         header = self._headers.get(run_id)
         return None if header is None else header.origin
 
+    def outline(self, run_id: str) -> RunState | None:
+        """What never changes of a run, if that is known here."""
+        header = self._headers.get(run_id)
+        return None if header is None else header.run
+
+    async def find_outline(self, run_id: str) -> RunState | None:
+        """The same, read where it is not known; None if the run is not there."""
+        header = await self._headers.find(run_id)
+        return None if header is None else header.run
+
     async def sent(self) -> None:
         """Returns when what goes out ahead has arrived."""
         while self._sending:

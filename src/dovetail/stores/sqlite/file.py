@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dovetail.core.errors import StoreError, StoreLost
+from dovetail.core.feed import KEPT_SECONDS, MAX_KEPT_EVENTS
 from dovetail.stores.records import named_statements
 
 APPLICATION_ID = 0x444F5645
 """Written into the file's header, so that another program's database is not taken for ours."""
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 BUSY_SECONDS = 30.0
 """How long to wait for another process that writes; a commit takes milliseconds."""
 _RETRY_SECONDS = 0.01
@@ -361,6 +362,7 @@ class Owner:
             connection.execute(sql["drop_old_owners"], (boot, now - FORGOTTEN_SECONDS))
             connection.execute(sql["drop_old_notifications"])
             connection.execute(sql["drop_old_outputs"], (time.time(),))
+            connection.execute(sql["trim_feed"], (time.time() - KEPT_SECONDS, MAX_KEPT_EVENTS))
 
     def notifications(self, connection: sqlite3.Connection) -> list[int]:
         """Runs of this process that another process has moved."""

@@ -122,6 +122,7 @@ class GroupCommit:
         *,
         catch_up: Callable[[CachedRun], None],
         on_committed: Callable[[CachedRun], None],
+        on_written: Callable[[], None],
         fail: Callable[[BaseException], None],
     ) -> None:
         self._writer = writer
@@ -130,6 +131,8 @@ class GroupCommit:
         """Decide a run's staged transitions again, from its state in the file."""
         self._on_committed = on_committed
         """Called when the staged decisions of a run are in the file."""
+        self._on_written = on_written
+        """Called when a transaction is committed."""
         self._fail = fail
         """Called when a transaction failed: none will be tried again."""
         self.heard: Callable[[RunState, Sequence[Staged]], None] | None = None
@@ -305,6 +308,7 @@ class GroupCommit:
         for (_, future), made in zip(written.creations, outcome.made, strict=True):
             if not future.done():
                 future.set_result(made)
+        self._on_written()
         _resolve(written.waiting)
         self._begin()
 

@@ -162,6 +162,23 @@ CREATE TABLE history (
 );
 CREATE INDEX history_by_name ON history (kind, name, number);
 
+-- name: schema_5
+-- The feed: the run events of all runs, in the order of their commits. The newest row stays, so that
+-- no number is given twice; numbers have no gaps.
+CREATE TABLE feed (
+  number INTEGER PRIMARY KEY,
+  run_id TEXT NOT NULL,
+  workflow TEXT NOT NULL,
+  seq INTEGER NOT NULL,
+  time REAL NOT NULL,
+  type TEXT NOT NULL,
+  epoch INTEGER NOT NULL,
+  data BLOB
+);
+-- Another file has another feed, with the same numbers.
+CREATE TABLE feed_name (name TEXT NOT NULL);
+INSERT INTO feed_name (name) VALUES (lower(hex(randomblob(4))));
+
 -- ── runs and their log ──────────────────────────────────────────────────────────────────
 
 -- name: add_definition
@@ -308,6 +325,30 @@ SELECT seq, node, epoch, attempt, item, number, missing_lines, missing_bytes, co
 WHERE run = ?1 AND seq + MAX(lines, 1) > ?2 + 1
   AND seq >= IFNULL((SELECT MAX(seq) FROM logs WHERE run = ?1 AND seq <= ?2 + 1), 0) {conditions}
 ORDER BY seq;
+
+-- ── the feed of all runs ────────────────────────────────────────────────────────────────
+
+-- name: add_to_feed
+INSERT INTO feed (run_id, workflow, seq, time, type, epoch, data)
+SELECT run_id, workflow, ?2, ?3, ?4, ?5, ?6 FROM runs WHERE number = ?1;
+
+-- name: read_feed
+SELECT number, run_id, workflow, seq, time, type, epoch, data FROM feed
+WHERE number > ? ORDER BY number LIMIT ?;
+
+-- name: feed_range
+-- The name of the feed, its oldest and its newest event.
+SELECT name, (SELECT MIN(number) FROM feed), (SELECT MAX(number) FROM feed) FROM feed_name;
+
+-- name: trim_feed
+-- Events before ?1, and all but so many of the newest; the newest stays in any case.
+DELETE FROM feed WHERE number < MAX(
+  (SELECT MAX(number) FROM feed) - ?2 + 1,
+  IFNULL(
+    (SELECT number FROM feed WHERE time >= ?1 ORDER BY number LIMIT 1),
+    (SELECT MAX(number) FROM feed)
+  )
+);
 
 -- ── runs are deleted ────────────────────────────────────────────────────────────────────
 

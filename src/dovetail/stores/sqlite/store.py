@@ -20,7 +20,15 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from contextlib import closing, suppress
 from functools import partial
 from math import inf
@@ -35,6 +43,7 @@ from dovetail.core.dag import Graph
 from dovetail.core.effects import outstanding
 from dovetail.core.errors import BrokenRun, Conflict, NotFound, StoreError, StoreLost, one_line
 from dovetail.core.events import Event, Token
+from dovetail.core.feed import FeedEntry, FeedPosition, check_position
 from dovetail.core.node_logs import LogChunk
 from dovetail.core.outputs import OutputReference, ReadBudget
 from dovetail.core.run import RunState
@@ -85,6 +94,9 @@ POLL_SECONDS = 0.1
 """How often to look whether another process has moved a run that matters here."""
 NO_LIMIT = 1 << 31
 """Max crashes where a run is handed back without a crash."""
+FEED_PAGE = 500
+FEED_PAUSE_SECONDS = 0.02
+"""Between two reads of the feed: many events cost hardly more than one."""
 MAX_LARGE_RUNS = 4
 PART_BYTES = 4 << 20
 """Of a journal in one read: the event loop waits meanwhile."""
@@ -144,6 +156,8 @@ class SqliteStore:
         self._by_number: dict[int, CachedRun] = {}
         self._watchers: dict[str, set[asyncio.Event]] = {}
         self._finishers: dict[str, list[asyncio.Future[RunState]]] = {}
+        self._feeds: set[asyncio.Event] = set()
+        """Of the readers of the feed of all runs."""
         self._large: dict[str, tuple[RunState, int]] = {}
         """Finished runs that take long to read, without most of their outputs; and the piece that
         would be new of each."""
@@ -170,6 +184,7 @@ class SqliteStore:
             self.owner.name,
             catch_up=self._catch_up_or_leave,
             on_committed=self._on_committed,
+            on_written=self._wake_feeds,
             fail=self._break,
         )
         if self._drives:
@@ -276,6 +291,7 @@ class SqliteStore:
         prepared = [self._prepare(submit, now) for submit in submits]
         creations = [creation for _, creation, _ in prepared]
         made = await self.transact(partial(write_batch, batch_id, creations, key, now))
+        self._wake_feeds()
         return [
             decision if self._entered(run, one) else NOTHING
             for (run, _, decision), one in zip(prepared, made, strict=True)
@@ -413,7 +429,12 @@ class SqliteStore:
         if run.finished or not kept.mine:
             self._drop(kept)
 
+    def _wake_feeds(self) -> None:
+        for news in self._feeds:
+            news.set()
+
     def _stop_waiting(self, error: BaseException) -> None:
+        self._wake_feeds()
         for watchers in self._watchers.values():
             for watcher in watchers:
                 watcher.set()
@@ -603,7 +624,7 @@ class SqliteStore:
         """Watch for writes of other processes."""
         while True:
             await asyncio.sleep(POLL_SECONDS)
-            if self._drives or self._runs or self._watchers or self._finishers:
+            if self._drives or self._runs or self._watchers or self._finishers or self._feeds:
                 try:
                     await self._look()
                 except Exception as error:
@@ -651,7 +672,8 @@ class SqliteStore:
             self._break(error)
 
     def _wake_waiters(self) -> None:
-        """Wake callers that wait for a run of another owner."""
+        """Wake callers that wait for a run of another owner, or for any run."""
+        self._wake_feeds()
         for run_id, watchers in self._watchers.items():
             kept = self._runs.get(run_id)
             if kept is None or not kept.mine:
@@ -805,6 +827,41 @@ class SqliteStore:
             self._watchers[run_id].discard(news)
             if not self._watchers[run_id]:
                 del self._watchers[run_id]
+
+    # ── the feed of all runs ─────────────────────────────────────────────────────────────
+
+    async def feed_start(self, after: str | None) -> FeedPosition:
+        self._check()
+        given = None if after is None else FeedPosition.parse(after)
+        dropped, newest = self._feed_range()
+        if given is None:
+            return newest
+        check_position(given, dropped, newest)
+        return given
+
+    async def follow_feed(self, after: FeedPosition) -> AsyncGenerator[FeedEntry]:
+        news = asyncio.Event()
+        self._feeds.add(news)
+        try:
+            while True:
+                news.clear()  # before reading, or what comes in between would wait for the next
+                self._check()
+                rows = self.rows("read_feed", after.number[0], FEED_PAGE)
+                check_position(after, *self._feed_range())
+                for number, run_id, workflow, seq, at, kind, epoch, data in rows:
+                    after = FeedPosition(after.feed, (number,))
+                    event = Event(seq, at, kind, epoch, None, None, _data_of(data))
+                    yield FeedEntry(after, run_id, workflow, event)
+                if len(rows) < FEED_PAGE:
+                    await news.wait()
+                    await asyncio.sleep(FEED_PAUSE_SECONDS)
+        finally:
+            self._feeds.discard(news)
+
+    def _feed_range(self) -> tuple[FeedPosition, FeedPosition]:
+        """The last event that left the feed, and the last one of all."""
+        name, oldest, newest = self._query("feed_range")
+        return FeedPosition(name, ((oldest or 1) - 1,)), FeedPosition(name, (newest or 0,))
 
     async def recall(self, key: str, now: float) -> Cached | None:
         staged = self._commits.staged_output(key)
@@ -1102,6 +1159,14 @@ def _differences(run: RunState, row: Sequence[Any]) -> Iterator[str]:
                 for one in (kept[name], value)
             )
             yield f"the run is kept with {name} {has}, the log makes it {makes}"
+
+
+def _data_of(data: bytes | None) -> dict[str, Any] | None:
+    """Of an event in the feed; None if it is damaged, which must not end the feed."""
+    with suppress(TypeError, orjson.JSONDecodeError):
+        found = None if data is None else orjson.loads(data)
+        return found if isinstance(found, dict) else None
+    return None
 
 
 def _newest(run: RunState) -> float:

@@ -420,6 +420,8 @@ def _write(
         added = connection.executemany(sql["add_entries"], rows).rowcount
         if added != len(rows):
             raise LogConflict
+        for add in round_.additions:
+            _add_to_feed(connection, add.number, add.staged)
     made = [_create(connection, creation) for creation in round_.creations]
     # Before the projection, which lets go of a finished run's owner.
     for number in round_.notifications:
@@ -439,6 +441,16 @@ def _write(
                 raise
             lose_logs(error)
     return CommitOutcome(made, frozenset())
+
+
+def _add_to_feed(connection: sqlite3.Connection, number: int, staged: Iterable[Staged]) -> None:
+    """The run events among these, in the order of the commits of all processes."""
+    for one in staged:
+        for seq, at, kind, epoch, node, _, data in one.decision.events:
+            if node is None:
+                encoded_data = None if data is None else orjson.dumps(data)
+                row = (number, seq, at, kind, epoch, encoded_data)
+                connection.execute(statements()["add_to_feed"], row)
 
 
 def _add_log(connection: sqlite3.Connection, chunk: LogChunk, content: str) -> None:
@@ -507,6 +519,7 @@ def _create(connection: sqlite3.Connection, creation: Creation) -> CreatedRun:
     assert number is not None  # noqa: S101
     row = (piece(number, 0), creation.staged.seq, encoded([creation.staged]))
     connection.execute(sql["add_entries"], row)
+    _add_to_feed(connection, number, [creation.staged])
     if creation.key is not None:
         connection.execute(sql["add_key"], (*creation.key, creation.run_id))
     return CreatedRun(number)

@@ -1,0 +1,267 @@
+"""The feed of all runs in Redis: one stream, written beside the runs' own logs.
+
+The stream is in another slot than a run, so an event is added after the script that logged it.
+A mark for each run says up to which event the feed has its run events: an event that is added twice
+is there once, and events of a run come in their order, whichever processes add them. A process that
+dies before it has added an event leaves its run in the timers, and the sweep has the run caught up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from time import monotonic
+from typing import Protocol
+
+import orjson
+
+from dovetail.core.errors import StoreError
+from dovetail.core.events import Event
+from dovetail.core.feed import (
+    KEPT_SECONDS,
+    MAX_KEPT_EVENTS,
+    FeedEntry,
+    FeedPosition,
+    check_position,
+)
+from dovetail.core.run import RunState
+from dovetail.core.states import RunStatus
+from dovetail.core.step import first_events
+from dovetail.core.transitions import Submit
+from dovetail.engine.clock import Clock
+from dovetail.redis_client.pipelined import Argument, Command, PipelinedRedis
+from dovetail.stores.redis.codec import event_of, keys_of, source
+
+FEED = "wf:feed:{all}"
+_KEYS = (FEED, f"{FEED}:marks", f"{FEED}:facts")
+BATCH_SIZE = 100
+"""Runs whose events are added by one script."""
+PAGE_SIZE = 500
+"""Events that are read at once."""
+TRIM_SIZE = 500
+BIRTH_SECONDS = 60.0
+"""A new feed begins so long before its first event. What a restored run did before is not news."""
+GATHER_SECONDS = 0.02
+"""Between two reads: many events cost hardly more than one."""
+BLOCK_MILLISECONDS = 1000
+LISTEN_SECONDS = 1.0
+IDLE_SECONDS = 5.0
+"""The connection of a process without readers is closed after so long."""
+RUN_EVENT = b'"run.'
+RUNNING = RunStatus.RUNNING.value.encode()
+
+
+class Outlines(Protocol):
+    """What never changes of runs."""
+
+    def outline(self, run_id: str) -> RunState | None:
+        """If it is known here."""
+        ...
+
+    async def find_outline(self, run_id: str) -> RunState | None:
+        """None if the run is not there."""
+        ...
+
+
+class RedisFeed:
+    def __init__(
+        self,
+        redis: PipelinedRedis,
+        clock: Clock,
+        runs: Outlines,
+        news: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """`news` returns when it is worth to look for events, for readers."""
+        self._redis = redis
+        self._clock = clock
+        self._runs = runs
+        self._news = news or _a_moment
+
+    # ── written ──────────────────────────────────────────────────────────────────────────
+
+    async def append(self, events: Mapping[str, Sequence[Event]]) -> None:
+        entries = []
+        unclear = []
+        for run_id, news in events.items():
+            run = self._runs.outline(run_id)
+            if run is None or not (news[0].seq == 1 or _are_first(news)):
+                unclear.append(run_id)
+                continue
+            if news[0].seq > 1:  # the process that made the run may not have added these yet
+                made = Submit(run_id, run.graph, {}, run.version)
+                news = [*first_events(made, run.created_at), *news]
+            entries.append(_entry(run_id, run.graph.name, 0, news))
+        await self._add(entries)
+        if unclear:
+            await self.catch_up(unclear)
+
+    async def catch_up(self, run_ids: Sequence[str]) -> None:
+        marks = await self._redis.call("ZMSCORE", _KEYS[1], *run_ids)
+        entries = []
+        for run_id, mark in zip(run_ids, marks, strict=True):
+            run = await self._runs.find_outline(run_id)
+            if run is not None:
+                entries.append(await self._missing(run, 0 if mark is None else int(mark)))
+        await self._add(entries)
+
+    async def _missing(self, run: RunState, after: int) -> list[Argument]:
+        """What the feed lacks of a run: its run events after that number."""
+        meta, *_, log, _ = keys_of(run.id)
+        found: list[Event] = []
+        while True:
+            page: list[Command] = [
+                ("HGET", meta, "status"),
+                ("LRANGE", log, after, after + PAGE_SIZE - 1),
+            ]
+            status, texts = await self._redis.call_many(page)
+            for seq, text in enumerate(texts, after + 1):
+                if RUN_EVENT in text:
+                    event = event_of(text, seq, run.graph)
+                    if event.node is None:
+                        found.append(event)
+            after += len(texts)
+            if len(texts) < PAGE_SIZE:
+                # Read no further than the end of a run: its mark leaves the feed with its end.
+                read = after if status == RUNNING else 0
+                return _entry(run.id, run.graph.name, read, found)
+
+    async def _add(self, entries: Sequence[list[Argument]]) -> None:
+        if entries:
+            await self._redis.call_many(
+                [
+                    self._appending(entries[first : first + BATCH_SIZE])
+                    for first in range(0, len(entries), BATCH_SIZE)
+                ]
+            )
+
+    def _appending(self, entries: Sequence[list[Argument]]) -> Command:
+        born = int((self._clock() - BIRTH_SECONDS) * 1000)
+        given: list[Argument] = [os.urandom(4).hex(), born]
+        for entry in entries:
+            given += entry
+        return self._redis.script_command(source("feed_append"), _KEYS, given)
+
+    # ── read ─────────────────────────────────────────────────────────────────────────────
+
+    async def feed_start(self, after: str | None) -> FeedPosition:
+        given = None if after is None else FeedPosition.parse(after)
+        facts, last = await self._redis.call_many(
+            [self._appending([]), ("XREVRANGE", FEED, "+", "-", "COUNT", 1)]
+        )
+        dropped = _dropped(facts)
+        newest = FeedPosition(dropped.feed, _number(last[0][0])) if last else dropped
+        if given is None:
+            return newest
+        check_position(given, dropped, newest)
+        return given
+
+    async def follow_feed(self, after: FeedPosition) -> AsyncGenerator[FeedEntry]:
+        while True:
+            number = "{}-{}".format(*after.number)
+            page, facts = await self._redis.call_many(
+                [("XRANGE", FEED, f"({number}", "+", "COUNT", PAGE_SIZE), ("GET", _KEYS[2])]
+            )
+            dropped = _dropped(facts or b"00000000 0-0")
+            check_position(after, dropped, FeedPosition(dropped.feed, after.number))
+            for entry_id, fields in page:
+                after = FeedPosition(after.feed, _number(entry_id))
+                yield _event(after, fields)
+            if len(page) < PAGE_SIZE:
+                await self._news()
+                await asyncio.sleep(GATHER_SECONDS)
+
+
+async def trim_feed(redis: PipelinedRedis, now: float) -> None:
+    """Let events leave that are older than the feed keeps them, or beyond its length."""
+    given: list[Argument] = [int((now - KEPT_SECONDS) * 1000), MAX_KEPT_EVENTS, TRIM_SIZE]
+    while await redis.call_script(source("feed_trim"), _KEYS, given) == TRIM_SIZE:
+        pass
+
+
+def _are_first(news: Sequence[Event]) -> bool:
+    """Whether only the first two events of a run can be before this one: it is the first end."""
+    return len(news) == 1 and news[0].epoch == 1 and news[0].type in ("run.completed", "run.failed")
+
+
+def _entry(run_id: str, workflow: str, read: int, events: Sequence[Event]) -> list[Argument]:
+    """A run as `feed_append` takes it."""
+    return [run_id, workflow, read, len(events), *(part for one in events for part in _parts(one))]
+
+
+def _parts(event: Event) -> Iterator[Argument]:
+    yield from (event.seq, event.type, repr(event.time))
+    yield orjson.dumps([event.time, event.epoch, event.data])
+
+
+def _event(position: FeedPosition, fields: Sequence[bytes]) -> FeedEntry:
+    run_id, workflow, seq, kind, rest = (part.decode() for part in fields[1::2])
+    time, epoch, data = orjson.loads(rest)
+    event = Event(int(seq), time, kind, epoch, None, None, data)
+    return FeedEntry(position, run_id, workflow, event)
+
+
+def _dropped(facts: bytes) -> FeedPosition:
+    """The last event that left the feed."""
+    name, _, number = facts.partition(b" ")
+    return FeedPosition(name.decode(), _number(number))
+
+
+def _number(entry_id: bytes) -> tuple[int, ...]:
+    return tuple(map(int, entry_id.split(b"-")))
+
+
+async def _a_moment() -> None:
+    await asyncio.sleep(LISTEN_SECONDS)
+
+
+class FeedListener:
+    """Knows when the feed has new events, on one connection for all readers of a process.
+
+    Use `async with`; it listens while there are readers.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._waiting: set[asyncio.Future[None]] = set()
+        self._listening: asyncio.Task[None] | None = None
+        self._asked_at = 0.0
+
+    async def __aenter__(self) -> FeedListener:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._listening is not None:
+            self._listening.cancel()
+            await asyncio.gather(self._listening, return_exceptions=True)
+
+    async def next(self) -> None:
+        """Return when it is worth to look: there are events, or some time has passed."""
+        self._asked_at = monotonic()
+        if self._listening is None or self._listening.done():
+            self._listening = asyncio.create_task(self._listen())
+        news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.add(news)
+        try:
+            await asyncio.wait([news], timeout=LISTEN_SECONDS)
+        finally:
+            self._waiting.discard(news)
+
+    async def _listen(self) -> None:
+        with contextlib.suppress(StoreError):
+            async with PipelinedRedis(self._url) as redis:
+                # Not "$", which would mean another moment at each call.
+                newest = await redis.call("XREVRANGE", FEED, "+", "-", "COUNT", 1)
+                last = newest[0][0] if newest else b"0-0"
+                self._wake()  # what came before we listened
+                while monotonic() - self._asked_at < IDLE_SECONDS:
+                    reading = ("XREAD", "BLOCK", BLOCK_MILLISECONDS, "STREAMS", FEED, last)
+                    for _, entries in await redis.call(*reading) or ():
+                        last = entries[-1][0]
+                        self._wake()
+
+    def _wake(self) -> None:
+        for news in self._waiting:
+            if not news.done():
+                news.set_result(None)
