@@ -51,6 +51,8 @@ class RecordedNode(BaseModel):
     """A handler was called for it. If not, its output came from the cache or from a fork."""
     reused: bool = False
     """It began with its output, which came from the run that this one is a fork of."""
+    item_errors: dict[str, dict[str, Any]] | None = None
+    """Of a mapped node: the errors of the items that failed for good, by their numbers."""
     ended: int | None = None
     """Of a node that ended by itself: the number of its last event, which gives the order."""
 
@@ -111,7 +113,9 @@ def record(
     recorded_at: str,
 ) -> Recording:
     """The recording of a finished run, from its view and its events as the API has them."""
+    events = list(events)
     ends, reused = _ends(events)
+    item_errors = _item_errors(events)
     nodes = {}
     run = _state(view, definition)
     for node in view["nodes"]:
@@ -124,11 +128,12 @@ def record(
         nodes[name] = RecordedNode(
             status=status,
             reason=node["reason"],
-            error=error and {key: error.get(key) for key in ("type", "message")},
+            error=_brief(error),
             config=config_of(run, run.graph.index[name]) if was_ready else None,
             output=node["output"],
             started=node["attempt"] > 0,
             reused=name in reused,
+            item_errors=item_errors.get(name),
             ended=ends.get(name) if by_itself else None,
         )
     fields = {name: view[name] for name in ("run_id", "workflow", "version", "status", "params")}
@@ -153,6 +158,24 @@ def _ends(events: Iterable[Mapping[str, Any]]) -> tuple[dict[str, int], set[str]
             ends[name] = event["seq"]
             reused.add(name)
     return ends, reused
+
+
+def _item_errors(events: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """By node and number. A retry runs such items again."""
+    found: dict[str, dict[str, Any]] = {}
+    for event in events:
+        name, item = event.get("node"), event.get("item")
+        if name is None or item is None:
+            continue
+        if event["type"] == "node.failed":
+            found.setdefault(name, {})[str(item)] = _brief(event.get("error") or {})
+        elif event["type"] == "node.started":
+            found.get(name, {}).pop(str(item), None)
+    return found
+
+
+def _brief(error: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    return None if error is None else {key: error.get(key) for key in ("type", "message")}
 
 
 def _state(view: Mapping[str, Any], definition: dict[str, Any]) -> RunState:
@@ -237,8 +260,11 @@ def _compare_node(
         if found := first_difference(recorded.output, node.output):
             return Difference(name, format_path(("output", *found[0])), *found[1:])
     elif recorded.ended is not None:
-        error = node.error and {key: node.error.get(key) for key in ("type", "message")}
-        if found := first_difference(recorded.error, error):
+        expected, error = recorded.error, _brief(node.error)
+        if recorded.item_errors and expected and error:
+            # How many items had failed when the node did depends on their order.
+            expected, error = ({"type": one["type"]} for one in (expected, error))
+        if found := first_difference(expected, error):
             return Difference(name, format_path(("error", *found[0])), *found[1:])
     return None
 

@@ -23,7 +23,7 @@ from dovetail.handlers.builtin import give_input, give_output
 from dovetail.handlers.calls import RegistryCalls
 from dovetail.handlers.context import Context
 from dovetail.handlers.registry import Handler, Registry
-from dovetail.testing.runner import FinishedRun, execute, in_virtual_time
+from dovetail.testing.runner import FinishedRun, execute, in_virtual_time, node_of
 from dovetail.wiring.embedded import LocalEngine
 
 FAR = 1e8
@@ -148,11 +148,11 @@ class _RecordedCalls:
         self._handlers: dict[str, str] = {}
 
     def open(self, task: Task, report: Report, on_lines: OnLines) -> Call:
-        self._handlers[task.node_id] = task.handler
-        # Without `deferred` and what is after it: only `input` and `output` read the config, and
-        # these take no secrets.
-        fields = (task.run_id, task.node_id, task.token, task.handler, task.config, task.params)
-        plain = Task(*fields, task.source, task.timeout_seconds)
+        self._handlers[node_of(task)] = task.handler
+        # Without secrets: only `input` and `output` read the config, and these take none. A task of
+        # this process has only the fields that it needs.
+        fields: dict[str, Any] = dict(zip(Task._fields, task, strict=False))
+        plain = Task(**{**fields, "deferred": (), "cache": None})
         return self._calls.open(plain, report, on_lines)
 
     async def _call(self, config: Any, ctx: Context) -> Any:
@@ -169,14 +169,21 @@ class _RecordedCalls:
 
     async def _end(self, recorded: RecordedNode, config: Any, ctx: Context) -> Any:
         handler = self._handlers[ctx.node_id]
+        item = getattr(ctx, "index", None)
+        if item is not None:
+            if error := (recorded.item_errors or {}).get(str(item)):
+                raise _failure(error)
+            outputs = recorded.output if isinstance(recorded.output, list) else ()
+            return outputs[item] if item < len(outputs) else None
         if recorded.status is not NodeStatus.COMPLETED:
-            error = recorded.error or {}
-            raise PermanentError(
-                error.get("message") or "", type=error.get("type") or PermanentError.__name__
-            )
+            raise _failure(recorded.error or {})
         if handler in COMPUTED and recorded.started:
             return await (give_input if handler == "input" else give_output)(config, ctx)
         return recorded.output
+
+
+def _failure(error: Mapping[str, Any]) -> PermanentError:
+    return PermanentError(error.get("message") or "", type=error.get("type") or "error")
 
 
 class _OneHandler(Registry):

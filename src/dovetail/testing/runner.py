@@ -475,7 +475,12 @@ class _PlannedCalls:
             self._calls[node_id] = RegistryCalls(registry, secrets=settings.secrets)
 
     def open(self, task: Task, report: Report, on_lines: OnLines) -> Call:
-        return self._calls[task.node_id].open(task, report, on_lines)
+        return self._calls[node_of(task)].open(task, report, on_lines)
+
+
+def node_of(task: Task) -> str:
+    """Its node; an item of a mapped node is called `node[3]`."""
+    return task.node_id.partition("[")[0]
 
 
 # ── the run ──────────────────────────────────────────────────────────────────────────────
