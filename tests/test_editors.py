@@ -24,7 +24,9 @@ class LanguageServer:
     """The server, and one file that is open in it."""
 
     def __init__(self, folder: Path) -> None:
-        node = (HOME / "node-path").read_text().strip()
+        found = HOME / "node-path"
+        assert found.is_file(), "./dev test brings the language server, and says where it is"
+        node = found.read_text().strip()
         program = HOME / "node_modules" / "yaml-language-server" / "bin" / "yaml-language-server"
         self._process = subprocess.Popen(
             [node, str(program), "--stdio"],
