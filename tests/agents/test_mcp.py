@@ -264,6 +264,9 @@ async def test_workflows_with_odd_names_are_tools_and_replies_are_bounded(
         assert "cut" in run["shortened"]
         shown = await client.call_tool("get_run", {"run_id": run["run_id"]})
         assert len(shown.content[0].text) < 60_000  # type: ignore[union-attr]
+        whole = await agent("get_run", run_id=run["run_id"])
+        assert whole["nodes"][1]["output"]["$output"]["size"] > 500_000, "it is not even read"
+        assert whole["result"]["b"]["$output"]["href"].endswith("/nodes/b/output")
 
 
 async def test_without_allow_writes_nothing_can_be_changed(registered: Path) -> None:

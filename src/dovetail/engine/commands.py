@@ -65,7 +65,7 @@ from dovetail.engine.clock import Clock
 from dovetail.engine.explain import explain
 from dovetail.engine.idempotency import KeyedRequest
 from dovetail.engine.limits import DEFAULT_BURST, DEFAULT_RATE, FASTEST, LARGEST_BURST, SLOWEST
-from dovetail.engine.node_detail import NodeDetail
+from dovetail.engine.node_detail import SHOWN, NodeDetail
 from dovetail.engine.ports import (
     ALL_LINES,
     ALL_RUNS,
@@ -91,6 +91,7 @@ from dovetail.engine.views import (
     result,
     run_snapshot,
     run_view,
+    small_run_view,
     timestamp,
     with_warnings,
 )
@@ -495,7 +496,11 @@ class Commands:
     async def find_run(self, prefix: str) -> str:
         return await self.records.find_run(prefix)
 
-    async def get_run(self, run_id: str, *, nodes: bool = True) -> dict[str, Any]:
+    async def get_run(
+        self, run_id: str, *, nodes: bool = True, large: bool = True
+    ) -> dict[str, Any]:
+        if not large:
+            return small_run_view(await self.store.load(run_id, room=SHOWN), nodes=nodes)
         if not nodes:
             view = await self.records.summary(run_id)
             if view["finished_at"] is not None:

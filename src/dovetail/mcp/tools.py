@@ -143,12 +143,12 @@ async def _get_run(engine: EngineApi, given: RunOrNode) -> dict[str, Any]:
     run_id = await _whole(engine, given.run_id)
     if given.node is not None:
         return await engine.node_detail(run_id, given.node)
-    return await engine.get_run(run_id)
+    return await engine.get_run(run_id, large=False)
 
 
 async def _explain_run(engine: EngineApi, given: OneRun) -> dict[str, Any]:
     run_id = await _whole(engine, given.run_id)
-    run = await engine.get_run(run_id)
+    run = await engine.get_run(run_id, large=False)
     explained = await engine.explain(run_id)
     failed = [node for node in run["nodes"] if _failed_by_itself(node)]
     details = [await engine.node_detail(run_id, node["id"]) for node in failed[:MAX_EXPLAINED]]
