@@ -314,6 +314,27 @@ async def test_a_server_without_it_has_no_such_path(tmp_path: Path) -> None:
     assert (code, b"give both" in err) == (2, True)
 
 
+async def test_a_tool_that_waits_for_a_run_counts_among_the_requests_that_wait(
+    tmp_path: Path,
+) -> None:
+    env = {"DOVETAIL_MAX_WAITING_READS": "1", "DOVETAIL_DRAIN_SECONDS": "0"}
+    server = Served(tmp_path, "--mcp", "--allow-writes", **env)
+    try:
+        register(tmp_path, server.url)
+        async with (
+            over_http(server.url) as client,
+            httpx2.AsyncClient(trust_env=False) as http,
+        ):
+            agent = Agent(client, tmp_path)
+            assert (await agent("run_report", who="Ada"))["status"] == "COMPLETED"
+            events = f"{server.url}/api/v1/events"
+            async with http.stream("GET", events, headers={"Accept": "text/event-stream"}):
+                assert "wait" in await agent.refused("run_report", who="Ada")
+                assert "items" in await agent("list_runs")
+    finally:
+        server.close()
+
+
 async def test_a_run_that_takes_long_is_left_to_go_on(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -467,7 +467,9 @@ def _mcp_route(
 ) -> AbstractAsyncContextManager[BaseRoute]:
     """The tools for agents, behind the guard and the limits of the API."""
     from dovetail import __version__
-    from dovetail.api.problems import public_error
+    from dovetail.api.admission import waits
+    from dovetail.api.problems import Refusal, public_error
+    from dovetail.api.service import Overloaded
     from dovetail.mcp.server import http_route, make_server
     from dovetail.mcp.tools import AgentTools, sentence
 
@@ -478,8 +480,14 @@ def _mcp_route(
         found = {"type": error.type, "message": sentence(error)}
         return str(public_error(ctx.request, found)["message"])
 
+    def on_wait(ctx: Any) -> None:
+        try:
+            waits(ctx.request)
+        except Refusal as refusal:
+            raise Overloaded(str(refusal)) from None
+
     tools = AgentTools(service.commands, service.admit)
-    server = make_server(tools, __version__, may_write, public)
+    server = make_server(tools, __version__, may_write, public, on_wait)
     return http_route(server, service.settings.max_body_bytes)
 
 

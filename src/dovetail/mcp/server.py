@@ -15,7 +15,7 @@ from mcp.server.streamable_http_manager import StreamableHTTPASGIApp, Streamable
 from starlette.routing import Route
 
 from dovetail.core.errors import DovetailError
-from dovetail.mcp.tools import AgentTools, ListedTool, sentence
+from dovetail.mcp.tools import AgentTools, ListedTool, may_wait, sentence
 
 PATH = "/mcp"
 INSTRUCTIONS = (
@@ -30,9 +30,10 @@ def make_server(
     version: str,
     may_write: Callable[[Any], bool],
     public: Callable[[Any, DovetailError], str] = lambda ctx, error: sentence(error),
+    on_wait: Callable[[Any], None] = lambda ctx: None,
 ) -> Server[Any]:
     """`may_write` is asked with the context of each request; `public` is what an agent reads of an
-    error."""
+    error. `on_wait` is called before a tool waits for a run; it may refuse."""
 
     async def list_tools(
         ctx: Any, params: types.PaginatedRequestParams | None
@@ -43,6 +44,8 @@ def make_server(
 
     async def call_tool(ctx: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
         try:
+            if may_wait(params.name):
+                on_wait(ctx)
             reply = await tools.call(params.name, params.arguments or {}, writes=may_write(ctx))
         except DovetailError as error:
             return _failed(public(ctx, error))

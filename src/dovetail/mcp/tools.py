@@ -282,6 +282,11 @@ def tool_name(workflow: str) -> str:
     return f"{PREFIX}{beginning}_{digest}"
 
 
+def may_wait(name: str) -> bool:
+    """Whether a tool waits for the end of a run."""
+    return name in ("retry_run", "fork_run") or (name.startswith(PREFIX) and name not in _BY_NAME)
+
+
 class AgentTools:
     def __init__(
         self, engine: EngineApi, admit: Callable[[], Awaitable[object]] | None = None
