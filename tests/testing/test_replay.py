@@ -172,6 +172,20 @@ async def recorded_from(dt: Any, flow: dict[str, Any], run_id: str) -> Recording
     return record(run.to_dict(), flow, events, Redactor({}), "now")
 
 
+def test_more_nodes_than_a_worker_runs_at_once_end_in_the_recorded_order() -> None:
+    nodes: dict[str, Any] = {f"n{at}": "thing" for at in range(80)}
+    flow = definition(nodes, max_concurrency=2)
+    made = played(flow, mock={"thing": 1})
+    ends = sorted(made.nodes, key=lambda name: -(made.nodes[name].ended or 0))
+    turned = {"nodes": {name: {"ended": 1000 + at} for at, name in enumerate(ends)}}
+    data = json.loads(made.to_json())
+    for name, changes in turned["nodes"].items():
+        data["nodes"][name] |= changes
+    run = replay(read_recording(json.dumps(data).encode()))
+    ended = [event["node"] for event in run.events if event["type"] == "node.completed"]
+    assert ended == ends
+
+
 # ── differences ──────────────────────────────────────────────────────────────────────────
 
 

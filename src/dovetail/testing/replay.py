@@ -28,11 +28,11 @@ from dovetail.wiring.embedded import LocalEngine
 
 FAR = 1e8
 """Seconds: when a node that was never started would start. Nothing else happens by then."""
-UNLIMITED_BYTES = 1 << 40
-"""What was stored once fits."""
+UNLIMITED = 1 << 40
+"""Bytes, since what was stored once fits, and nodes at once, since each waits for its turn."""
 _HELD = "held"
 """The resource tag of nodes that were never started."""
-_LIMITS = DefinitionLimits(max_body_bytes=UNLIMITED_BYTES)
+_LIMITS = DefinitionLimits(max_body_bytes=UNLIMITED)
 
 
 class ReplayDiffers(AssertionError):
@@ -84,7 +84,9 @@ def replay(
 
     run = in_virtual_time(
         lambda: execute(
-            submit, lambda abort: calls, _HeldNodes(), beside=cancel if cancelled else None
+            *(submit, lambda abort: calls, _HeldNodes()),
+            concurrency=UNLIMITED,
+            beside=cancel if cancelled else None,
         )
     )
     difference = compare(recording, run._state, calls.unexpected)
@@ -94,8 +96,8 @@ def replay(
 
 
 def _without_waits(graph: Graph, recording: Recording) -> Graph:
-    """The same graph without time-outs, retries, caches and rate limits: the recording has what
-    came of them."""
+    """The same graph without time-outs, retries, caches and limits: the recording has what came of
+    them."""
     held = {
         name
         for name, node in recording.nodes.items()
@@ -111,7 +113,7 @@ def _without_waits(graph: Graph, recording: Recording) -> Graph:
         )
         for spec in graph.nodes
     )
-    return replace(graph, nodes=tuple(nodes))
+    return replace(graph, nodes=tuple(nodes), max_concurrency=None)
 
 
 class _HeldNodes:
@@ -142,8 +144,8 @@ class _RecordedCalls:
         """What nodes did that the recording does not have."""
         self._calls: Calls = RegistryCalls(
             _OneHandler(self._call),
-            max_output_bytes=UNLIMITED_BYTES,
-            max_input_bytes=UNLIMITED_BYTES,
+            max_output_bytes=UNLIMITED,
+            max_input_bytes=UNLIMITED,
         )
         self._handlers: dict[str, str] = {}
 

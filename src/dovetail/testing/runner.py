@@ -65,6 +65,8 @@ T = TypeVar("T")
 _NEVER_OUTSIDE = frozenset({"input", "output", "sleep", "fail"})
 """Built-in handlers that wait for nothing but the loop's own timers."""
 _NO_MOCK: Any = object()
+CONCURRENCY: int = Settings.model_fields["concurrency"].default
+"""As a worker has it that nobody configured."""
 
 
 class FinishedRun(Run):
@@ -493,6 +495,7 @@ async def execute(
     *,
     versions: Any = None,
     secrets: Mapping[str, str] | None = None,
+    concurrency: int = CONCURRENCY,
     beside: Callable[[LocalEngine], Coroutine[Any, Any, None]] | None = None,
 ) -> FinishedRun:
     """Run it in memory; `calls` gets a function that ends the run with an error, which is raised
@@ -506,7 +509,7 @@ async def execute(
 
     engine = LocalEngine(
         calls(abort),
-        concurrency=Settings().concurrency,
+        concurrency=concurrency,
         limits=limits,
         clock=lambda: epoch + loop.time(),
         versions=versions,
