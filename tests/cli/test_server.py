@@ -335,8 +335,8 @@ def test_a_run_of_a_server_is_recorded_and_replayed(
 ) -> None:
     file = write(shell, name, node("a", "greet", name="{{ params.who }}"), node("z", "output", "a"))
     assert on("workflows", "register", file).code == 0
-    on("trigger", name, "-p", "who=Ada")
-    done = on("runs", "record", "-o", "recorded.json")
+    run = json.loads(on("trigger", name, "-p", "who=Ada", "--json").out)
+    done = on("runs", "record", run["run_id"], "-o", "recorded.json")
     assert done.code == 0, done
     assert json.loads((shell.directory / "recorded.json").read_text())["version"] == 1
     assert command("test", "recorded.json").code == 0
