@@ -67,8 +67,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 PURE = {
     "__future__", "abc", "array", "base64", "binascii", "bisect", "collections", "contextlib",
     "copy", "dataclasses", "decimal", "difflib", "enum", "functools", "gc", "graphlib", "hashlib",
-    "heapq", "itertools", "json", "keyword", "math", "operator", "re", "string", "sys", "textwrap",
-    "types", "typing", "unicodedata", "urllib.parse", "zlib", "jinja2", "jsonschema_rs",
+    "heapq", "hmac", "itertools", "json", "keyword", "math", "operator", "re", "string", "sys",
+    "textwrap", "types", "typing", "unicodedata", "urllib.parse", "zlib", "jinja2", "jsonschema_rs",
     "markupsafe", "orjson", "pydantic", "pydantic_core", "yaml",
 }
 # fmt: on

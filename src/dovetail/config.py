@@ -7,6 +7,7 @@ sources by hand, because the error must name the source and must never show a se
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tomllib
@@ -19,6 +20,7 @@ from urllib.parse import parse_qsl, unquote
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from dovetail.core.definition.model import Webhook
 from dovetail.core.errors import DovetailError
 from dovetail.core.log_buffer import DEFAULT_LOG_BYTES, MIN_LOG_BYTES
 from dovetail.redis_client.url import PREFIX as PREFIX_OF_KEYS
@@ -166,6 +168,17 @@ def _is_address(text: str) -> bool:
     return True
 
 
+def _webhooks(value: object) -> object:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise ValueError(f"must be a JSON list of webhooks ({error})") from None
+    if not isinstance(value, list | tuple):
+        raise ValueError('must be a list, as in [{"url": "https://example.com/hook"}]')
+    return tuple(value)
+
+
 _number = BeforeValidator(_not_bool)
 Seconds = Annotated[float, _number, Field(gt=0, allow_inf_nan=False)]
 Patience = Annotated[float, _number, Field(ge=0, allow_inf_nan=False)]
@@ -175,6 +188,7 @@ Networks = Annotated[tuple[IPv4Network | IPv6Network, ...], BeforeValidator(_net
 Hosts = Annotated[tuple[str, ...], BeforeValidator(_hosts)]
 Latency = Annotated[tuple[float, float], BeforeValidator(_latency)]
 HttpUrl = Annotated[str, _scheme("http", "https")]
+Webhooks = Annotated[tuple[Webhook, ...], BeforeValidator(_webhooks)]
 
 
 class RateLimit(BaseModel):
@@ -238,6 +252,13 @@ class Settings(BaseModel):
     secrets: Mapping[str, str] = _secret({}, description="read in templates as `secrets.<NAME>`")
     secret_hosts: Mapping[str, Hosts] = _secret(
         {}, description="hosts that `call_external_service` may send a secret to, by its name"
+    )
+
+    # notifications
+    webhooks: Webhooks = Field(
+        (),
+        description="webhooks that are notified of all runs: a JSON list of what `notify` of a "
+        "definition has",
     )
 
     # handlers

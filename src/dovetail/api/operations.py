@@ -283,7 +283,8 @@ async def dead_letters(here: Here) -> Response:
 
 
 class ThisProcess:
-    """The one worker of an embedded server. Messages do not travel there, so none is refused."""
+    """The one worker of an embedded server. Messages do not travel there, so none is refused; only
+    notifications can be given up."""
 
     def __init__(
         self,
@@ -320,7 +321,7 @@ class ThisProcess:
         ]
 
     async def dead_letters(self) -> list[dict[str, Any]]:
-        return []
+        return await self._commands.dead_letters()
 
     async def backlog(self) -> int:
         now = self._commands.clock()

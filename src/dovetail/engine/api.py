@@ -393,6 +393,10 @@ class ServedEngine(EngineApi, Protocol):
         """The id after which `feed` would begin. Raises as `feed` does."""
         ...
 
+    def dead_letters(self) -> Awaitable[list[dict[str, Any]]]:
+        """Notifications that were given up, in the fields of `GET /dead-letters`."""
+        ...
+
     def check_writable(self) -> Awaitable[object]:
         """Raises `StoreError`, with its reason, if a trigger would not be accepted now.
 

@@ -157,6 +157,10 @@ async def _nothing_new() -> None:
     """The handlers of this process are known."""
 
 
+async def _no_letters() -> list[dict[str, Any]]:
+    return []
+
+
 async def _never() -> None:
     await asyncio.Event().wait()
 
@@ -192,6 +196,8 @@ class Commands:
     It may write, so it is not to be asked often."""
     lost: Callable[[], Awaitable[None]] = _never
     """Raises what ended the store of this process, when something does."""
+    dead_letters: Callable[[], Awaitable[list[dict[str, Any]]]] = _no_letters
+    """Notifications that were given up, where messages do not travel between processes."""
     max_config_bytes: int = MAX_CONFIG_SIZE
     """Of a node's rendered config."""
     _compiled: dict[Any, _Compiled] = field(default_factory=dict)

@@ -71,6 +71,10 @@ class Listener(Protocol):
         that can no longer be read is missing. After a retry the run ends again."""
         ...
 
+    def on_notification(self, outcome: str, seconds: float) -> None:
+        """A webhook was `delivered`, `failed` or is `dead`, so long after the end of its run."""
+        ...
+
     def sender(self, sender: Sender, callers_of: CallersOf) -> Sender:
         """A sender whose tasks carry their trace; the same one if nothing is traced."""
         ...
@@ -98,6 +102,7 @@ class SafeListener:
         self.on_run_finished = self._guard(listener.on_run_finished, None)
         self.on_outcome = self._guard(listener.on_outcome, None)
         self.outputs_wanted = self._guard(listener.outputs_wanted, None)
+        self.on_notification = self._guard(listener.on_notification, None)
         self.caller = self._guard(listener.caller, None)
 
     def _guard(self, hook: Callable[_P, _T], otherwise: _T) -> Callable[_P, _T]:

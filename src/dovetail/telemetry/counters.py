@@ -50,6 +50,18 @@ METRICS = (
     ),
     Metric("dovetail_archive_lag_seconds", "gauge", (), "How far the archive is behind"),
     Metric("dovetail_workers_alive", "gauge", (), "Workers that send heartbeats"),
+    Metric(
+        "dovetail_webhooks_total",
+        "counter",
+        ("outcome",),
+        "Attempts to notify a webhook, delivered or failed, and notifications given up (dead)",
+    ),
+    Metric(
+        "dovetail_webhook_delay_seconds",
+        "histogram",
+        (),
+        "From the end of a run to the delivery of its notification",
+    ),
     Metric("dovetail_http_requests_total", "counter", ("route", "status"), "Requests answered"),
     Metric(
         "dovetail_http_request_duration_seconds",

@@ -95,6 +95,11 @@ class Telemetry:
         if self._own_file is not None:
             self._write_soon()
 
+    def on_notification(self, outcome: str, seconds: float) -> None:
+        self.counters.count("dovetail_webhooks_total", (outcome,))
+        if outcome == "delivered":
+            self.counters.observe("dovetail_webhook_delay_seconds", (), max(0.0, seconds))
+
     def caller(self) -> str | None:
         return None if self.tracing is None else self.tracing.caller()
 

@@ -72,6 +72,7 @@ from dovetail.stores.redis.doctor import (
 from dovetail.stores.redis.feed import FeedListener, RedisFeed, trim_feed
 from dovetail.stores.redis.limits import RedisLimits
 from dovetail.stores.redis.logs import LogAppender
+from dovetail.stores.redis.outbox import RedisOutbox
 from dovetail.stores.redis.records import RedisRecords
 from dovetail.stores.redis.run_index import RunOrigin
 from dovetail.stores.redis.store import (
@@ -111,6 +112,7 @@ from dovetail.transports.streams.sender import (
     StreamSender,
 )
 from dovetail.wiring.embedded import buckets, definition_limits, handler_calls, log_rules
+from dovetail.wiring.webhooks import webhook_sender
 
 log = logging.getLogger("dovetail.orchestrator")
 GC_SECONDS, MAX_GC_SECONDS = 60.0, 3600.0
@@ -240,7 +242,7 @@ async def connected(
                 RedisSnapshots(apart), RedisArchiveQueue(apart, clock), PostgresArchive(pool), clock
             )
         feed_listener = await stack.enter_async_context(FeedListener(_url(settings)))
-        feed = RedisFeed(pipe, clock, store, feed_listener.next)
+        feed = RedisFeed(pipe, clock, store, feed_listener.next, settings.webhooks)
         fleet = WorkerRegistry(pipe, heartbeat_timeout=settings.heartbeat_timeout)
         publisher = Publisher(
             store,
@@ -378,6 +380,11 @@ async def orchestrate(
             ("parked nodes", parked.run),
             ("eviction", lambda: watch_eviction(parts.pipe, log.warning)),
         ]
+        records = _records(settings, parts.pipe) if archive is None else archive.records
+        letters = DeadLetterQueue(parts.pipe, _redactor(settings))
+        outbox = RedisOutbox(parts.pipe, parts.feed.has_notifications, letters.add)
+        webhooks = webhook_sender(settings, outbox, records.summary, parts.clock, listener)
+        duties.append(("webhooks", webhooks.run))
         consumer = ResultConsumer(
             reader,
             parts.orchestrator.apply_results,

@@ -162,6 +162,21 @@ CREATE TABLE feed (
 CREATE TABLE feed_name (name TEXT NOT NULL);
 INSERT INTO feed_name (name) VALUES (lower(hex(randomblob(4))));
 
+-- name: schema_5
+-- Notifications of runs that ended, from the commit of the end until a receiver has accepted them.
+-- `content` is a JSON object with the fields of `Notification`.
+CREATE TABLE outbox (
+  id TEXT PRIMARY KEY,
+  due_at REAL NOT NULL,
+  content BLOB NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX outbox_by_time ON outbox (due_at);
+-- Notifications that were given up, as `GET /dead-letters` shows them.
+CREATE TABLE dead_letters (
+  number INTEGER PRIMARY KEY,
+  content BLOB NOT NULL
+);
+
 -- ── runs and their log ──────────────────────────────────────────────────────────────────
 
 -- name: add_definition
@@ -317,6 +332,39 @@ DELETE FROM feed WHERE number < MAX(
     (SELECT MAX(number) FROM feed)
   )
 );
+
+-- ── notifications ───────────────────────────────────────────────────────────────────────
+
+-- name: add_notification
+INSERT OR IGNORE INTO outbox (id, due_at, content) VALUES (?, ?, ?);
+
+-- name: due_notifications
+SELECT id, content FROM outbox WHERE due_at <= ? ORDER BY due_at LIMIT ?;
+
+-- name: next_notification
+SELECT MIN(due_at) FROM outbox;
+
+-- name: claim_notification
+-- Nothing, if another process was faster.
+UPDATE outbox SET due_at = ?3 WHERE id = ?1 AND due_at <= ?2;
+
+-- name: change_notification
+UPDATE outbox SET due_at = ?2, content = ?3 WHERE id = ?1;
+
+-- name: remove_notification
+DELETE FROM outbox WHERE id = ?;
+
+-- name: count_notifications
+SELECT COUNT(*), MIN(due_at), (SELECT COUNT(*) FROM dead_letters) FROM outbox;
+
+-- name: add_dead_letter
+INSERT INTO dead_letters (content) VALUES (?);
+
+-- name: trim_dead_letters
+DELETE FROM dead_letters WHERE number <= (SELECT MAX(number) FROM dead_letters) - ?;
+
+-- name: dead_letters
+SELECT content FROM dead_letters ORDER BY number DESC LIMIT ?;
 
 -- ── runs are deleted ────────────────────────────────────────────────────────────────────
 
