@@ -41,10 +41,12 @@ Verdict = Callable[[str, float, str, bool], dict[str, Any]]
 
 
 @contextmanager
-def served(*command: str, folder: Path) -> Iterator[str]:
+def served(*command: str, folder: Path, **settings: str) -> Iterator[str]:
     """The address of a server that runs meanwhile."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("DOVETAIL_")}
-    process = subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, cwd=folder, env=env | settings, stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     try:
         yield process.stdout.readline().split()[-1]

@@ -7,6 +7,7 @@
     ./dev bench --celery             on Celery, beside its canvas and a plain task of its: three
     ./dev bench --api                over HTTP, beside a bare route that writes a row: four
     ./dev bench --documents          the document pipeline: eleven, and only when asked for
+    ./dev bench --page               the web page in a browser: six, and only when asked for
     ./dev bench --only fan1000       one workload, in memory, on a file and over Redis
     ./dev bench --check              exits 1 if a target is missed
     ./dev bench --json > out.json    the numbers, every single time included
@@ -38,6 +39,7 @@ import celery_transport
 import distributed
 import documents
 import durable
+import page
 import redis_contestants
 import workloads
 from apart import Failed, Missing, SeparateProcess
@@ -68,7 +70,7 @@ ALL_CONTESTANTS: dict[str, dict[str, Any]] = {
     "celery": celery_transport.CONTESTANTS,
 }
 COMPETITIONS = list(ALL_CONTESTANTS)
-OTHERS = ["scaling", "validation", "memory", "history", "api", "documents"]
+OTHERS = ["scaling", "validation", "memory", "history", "api", "documents", "page"]
 ENOUGH_SECONDS = 60.0
 """A workload of the durable part is not measured for longer, as soon as it has its 3 rounds."""
 TOO_SLOW_SECONDS = 25.0
@@ -135,6 +137,12 @@ def main() -> int:
         report["verdicts"] += documents.verdicts(report["documents"], verdict)
         if not options.json:
             print("\n" + documents.table(report["documents"]))
+    if "page" in (options.only or []):  # not by itself: it needs a browser
+        with scratch() as folder:
+            report["page"] = page.measure(folder, say)
+        report["verdicts"] += page.verdicts(report["page"], verdict)
+        if not options.json:
+            print("\n" + page.table(report["page"]))
     if options.json:
         print(json.dumps(report, indent=2))
     else:
@@ -177,6 +185,9 @@ def parse() -> argparse.Namespace:
         dest="only",
         const="documents",
         help="the same as --only documents",
+    )
+    parser.add_argument(
+        "--page", action="append_const", dest="only", const="page", help="the same as --only page"
     )
     parser.add_argument(
         "--contestant",

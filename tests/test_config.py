@@ -254,6 +254,48 @@ def test_a_mistake_in_the_file_is_reported(tmp_path, toml, said):
     assert said in refused(tmp_path, toml)
 
 
+def test_tokens_with_names_come_from_the_file_and_hold_beside_those_of_the_environment(tmp_path):
+    secret = tmp_path / "ci_token"
+    secret.write_text("token-of-ci\n")
+    toml = (
+        f"[tokens.ci]\ntoken_file = '{secret}'\n[tokens.page]\ntoken = 'of-page'\nscope = 'read'\n"
+    )
+    settings = load(tmp_path, toml, TOKENS="other,more:read")
+    assert settings.tokens == ("other", "more:read")
+    assert settings.named_tokens == {
+        "ci": ("token-of-ci", "full", secret),
+        "page": ("of-page", "read", None),
+    }
+    assert {"token-of-ci", "of-page"} < set(settings.sensitive().values())
+    assert "of-page" not in repr(settings)
+    assert load(tmp_path, "tokens = ['a', 'b']").tokens == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("toml", "said"),
+    [
+        ("[tokens.ci]", "[tokens] in dovetail.toml (value not shown): tokens.ci must have either"),
+        ("[tokens.ci]\ntoken = 'sesame'\ntoken_file = 'x'", "tokens.ci must have either token or"),
+        ("[tokens.ci]\ntoken_file = 'none'", "tokens.ci has a token_file: none cannot be read: No"),
+        ("[tokens.ci]\ntoken = ''", "tokens.ci has a token that no header can send"),
+        ("[tokens.ci]\ntoken = 'sesame open'", "tokens.ci has a token that no header can send"),
+        ("[tokens.ci]\ntoken = 3", "tokens.ci must have a text as token"),
+        ("[tokens.ci]\ntoken = 'sesame'\nscope = 'rw'", "has a wrong scope; it is full or read"),
+        ("[tokens.ci]\ntoken = 'sesame'\nname = 'x'", "unknown field 'name'; it knows: token, "),
+        ("[tokens]\nci = 'sesame'", "tokens.ci must be a table"),
+        ("[tokens.'a b']\ntoken = 'sesame'", "tokens.a b has a wrong name"),
+        (
+            "[tokens.a]\ntoken = 'sesame'\n[tokens.b]\ntoken = 'sesame'\n[tokens.c]",
+            "tokens.b is the same token as tokens.a; give each its own; tokens.c must have either",
+        ),
+    ],
+)
+def test_a_mistake_in_a_named_token_is_reported_without_the_token(tmp_path, toml, said):
+    reported = refused(tmp_path, toml)
+    assert said in reported
+    assert "sesame" not in reported
+
+
 def test_a_file_that_cannot_be_read_is_reported(tmp_path):
     (tmp_path / "dovetail.toml").mkdir()
     assert refused(tmp_path).startswith("dovetail.toml: cannot be read: ")
@@ -344,6 +386,7 @@ def test_the_documentation_has_the_table_of_the_code():
             "rate_limits",
             "secrets",
             "secret_hosts",
+            "named_tokens",
         )
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_interface, ip_network
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -200,6 +200,73 @@ class RateLimit(BaseModel):
     burst: Count = 1
 
 
+class NamedToken(NamedTuple):
+    """One entry of `[tokens]`: a bearer token of the API whose holder a history names."""
+
+    token: str
+    scope: Literal["full", "read"]
+    file: Path | None
+    """The file that has it."""
+
+    def __repr__(self) -> str:
+        return f"NamedToken(***, {self.scope})"
+
+
+_TOKEN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_TOKEN_FIELDS = ("token", "token_file", "scope")
+
+
+def _named_tokens(value: object) -> object:
+    """From the tables of `[tokens]`. No message shows a token."""
+    if not isinstance(value, dict):
+        raise ValueError("must be tables such as [tokens.ci], each with token or token_file")
+    found: dict[str, NamedToken] = {}
+    problems: list[str] = []
+    for name, entry in value.items():
+        try:
+            token = _named_token(name, entry)
+            same = next((one for one, known in found.items() if known.token == token.token), None)
+            if same is not None:
+                raise ValueError(f"is the same token as tokens.{same}; give each its own")
+            found[name] = token
+        except ValueError as problem:
+            problems.append(f"tokens.{name} {problem}")
+    if problems:
+        raise ValueError("; ".join(problems))
+    return found
+
+
+def _named_token(name: str, entry: object) -> NamedToken:
+    if not _TOKEN_NAME.fullmatch(name):
+        raise ValueError("has a wrong name: up to 64 letters, digits, '.', '_' and '-'")
+    if not isinstance(entry, dict):
+        raise ValueError('must be a table with token or token_file, such as {token = "…"}')
+    if unknown := [field for field in entry if field not in _TOKEN_FIELDS]:
+        known = ", ".join(_TOKEN_FIELDS)
+        raise ValueError(f"has an unknown field '{unknown[0]}'; it knows: {known}")
+    token, file, scope = (entry.get(field) for field in _TOKEN_FIELDS)
+    if (token is None) == (file is None):
+        raise ValueError("must have either token or token_file")
+    scope = "full" if scope is None else scope
+    if scope not in ("full", "read"):
+        raise ValueError("has a wrong scope; it is full or read")
+    if not isinstance(token if file is None else file, str):
+        raise ValueError(f"must have a text as {'token' if file is None else 'token_file'}")
+    if file is not None:
+        try:
+            token = _content(file, "token_file").strip()
+        except SettingsError as error:
+            raise ValueError(f"has a {error}") from None
+    if not token or not _BEARER.fullmatch(str(token)):
+        raise ValueError("has a token that no header can send: use letters, digits and -._~+/=")
+    path = None if file is None else Path(file)
+    return NamedToken(str(token), "read" if scope == "read" else "full", path)
+
+
+# As RFC 6750 spells a bearer token, and the colon, which tokens of `DOVETAIL_TOKENS` may have.
+_BEARER = re.compile(r"[A-Za-z0-9\-._~+/:]+=*")
+
+
 def _secret(default: Any = None, *, description: str) -> Any:
     """A field whose value is never shown in an error or a repr."""
     return Field(default, description=description, repr=False, json_schema_extra={"secret": True})
@@ -241,6 +308,9 @@ class Settings(BaseModel):
     # security
     tokens: Names = _secret(
         (), description="bearer tokens of the API; `:read` after one makes it read-only"
+    )
+    named_tokens: Annotated[Mapping[str, Any], BeforeValidator(_named_tokens)] = _secret(
+        {}, description="`[tokens]` by name, as `NamedToken`"
     )
     allowed_hosts: Names = Field((), description="host names of the API, beside loopback")
     allow_private_addresses: Networks = Field(
@@ -397,6 +467,8 @@ class Settings(BaseModel):
             known["llm_api_key"] = self.llm_api_key
         for number, token in enumerate(self.tokens):
             known[f"token {number}"] = token.removesuffix(":read")
+        for name, entry in self.named_tokens.items():
+            known[f"token {name}"] = entry.token
         if self.token:
             known["token"] = self.token
         for name in _URLS:
@@ -444,7 +516,7 @@ _OF_A_SERVICE = re.compile(
 )
 
 # A table has no good spelling in the environment. Secrets must not be in a file that is committed.
-_NOT_IN_ENVIRONMENT = frozenset({"rate_limits", "secrets", "secret_hosts"})
+_NOT_IN_ENVIRONMENT = frozenset({"rate_limits", "secrets", "secret_hosts", "named_tokens"})
 _NOT_IN_FILE = frozenset({"secrets", "secret_hosts"})
 
 
@@ -459,7 +531,8 @@ def load_settings(
     values: dict[str, Any] = {}
     source: dict[str, str] = {}
     for name, value in _read_file((directory or Path()) / FILE).items():
-        values[name], source[name] = value, f"{name} in {FILE}"
+        values[name] = value
+        source[name] = f"[tokens] in {FILE}" if name == "named_tokens" else f"{name} in {FILE}"
     for name in Settings.model_fields:
         # An empty variable counts as unset: shells and compose files write it so.
         text, variable = _variable(environ, env_name(name))
@@ -591,10 +664,12 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise SettingsError(f"{FILE}: cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{FILE}: not valid TOML: {error}") from None
-    known = [name for name in Settings.model_fields if name not in _NOT_IN_FILE]
+    known = [n for n in Settings.model_fields if n not in {*_NOT_IN_FILE, "named_tokens"}]
     wrong = [_unknown_key(name, known) for name in found if name not in known]
     if wrong:
         raise SettingsError("; ".join(wrong))
+    if isinstance(found.get("tokens"), dict):  # beside those of the environment
+        found["named_tokens"] = found.pop("tokens")
     return found
 
 

@@ -380,9 +380,43 @@ def test_no_list_query_makes_the_server_fail(api: Api, name: str) -> None:
         f"/runs/{run_id}?nodes=",
         f"/runs/{run_id}/results?partial=true&partial=",
         "/run-ids/",
+        *(f"/run-counts?{key}=" for key in ("workflow", "hours")),
     ]
     for path, value in product(paths, HOSTILE):
         assert api("GET", path + value).status_code in (200, 404, 409, 422), path
+
+
+def test_runs_are_counted_by_status_and_hour(api: Api, name: str) -> None:
+    api.register(flow(name))
+    empty = api.get(f"/run-counts?workflow={name}&hours=3")
+    assert empty["counts"] == dict.fromkeys(
+        ("PENDING", "RUNNING", "COMPLETED", "FAILED", "CANCELLED"), 0
+    )
+    assert [one["total"] for one in empty["hours"]] == [0, 0, 0]
+    for _ in range(3):
+        api.finished(api.post(f"/workflows/{name}/runs")["run_id"])
+    counted = api.get(f"/run-counts?workflow={name}&hours=3")
+    while counted["counts"]["COMPLETED"] < 3:  # a list may be behind by a moment
+        counted = api.get(f"/run-counts?workflow={name}&hours=3")
+    assert sum(counted["counts"].values()) == 3
+    assert sum(one["total"] for one in counted["hours"]) == 3  # an hour may have ended meanwhile
+    assert sum(one["failed"] for one in counted["hours"]) == 0
+    assert all(one["time"].endswith(":00:00.000000Z") for one in counted["hours"])
+    assert sum(api.get("/run-counts")["counts"].values()) >= 3
+    assert len(api.get("/run-counts")["hours"]) == 24
+    for wrong in ("0", "169", "x", "-1"):
+        assert api("GET", f"/run-counts?hours={wrong}").status_code == 422
+
+
+def test_a_run_says_which_events_are_in_it(api: Api, name: str) -> None:
+    api.register(flow(name))
+    run_id = api.post(f"/workflows/{name}/runs")["run_id"]
+    api.finished(run_id)
+    answer = api("GET", f"/runs/{run_id}")
+    last = api.get(f"/runs/{run_id}/events")[-1]["seq"]
+    assert answer.headers["last-event-id"] == str(last)
+    known = {"if-none-match": answer.headers["etag"]}
+    assert api("GET", f"/runs/{run_id}", headers=known).headers["last-event-id"] == str(last)
 
 
 def test_a_run_id_is_found_by_its_prefix(api: Api, name: str) -> None:

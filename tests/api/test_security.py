@@ -9,6 +9,7 @@ import re
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -17,7 +18,7 @@ import pytest
 from dovetail.api.admission import Admission, Budgets, limits_of
 from dovetail.api.middleware import RequestContext
 from dovetail.api.security import Guard, Tokens, check_binding, host_and_port, host_names
-from dovetail.config import Settings, SettingsError
+from dovetail.config import NamedToken, Settings, SettingsError
 from dovetail.telemetry.logs import show_logs
 
 from .conftest import Api, Server, flow, node, wait_for
@@ -279,6 +280,28 @@ def test_a_token_that_is_listed_twice_has_its_larger_scope() -> None:
         assert Tokens(given).access(b"t") == "full"
     assert Tokens(("t:read",)).access(b"t") == "read"
     assert Tokens(("t:read",)).access(b"t:read") == "none"
+
+
+def test_a_token_is_named_as_the_settings_name_it_else_by_its_digest() -> None:
+    named = {"ci": NamedToken("of-ci", "full", None), "page": NamedToken("of-page", "read", None)}
+    tokens = Tokens(("plain", "of-page"), named)
+    assert tokens.name(tokens.holder(b"of-ci")[1]) == "ci"
+    assert tokens.name(tokens.holder(b"plain")[1]) == "a116c9ed"
+    assert tokens.access(b"of-page") == "full"
+    assert Tokens((), named).access(b"of-page") == "read"
+    assert not Tokens((), {})
+
+
+def test_a_history_names_the_token_of_the_request(tmp_path: Path) -> None:
+    (tmp_path / "ci_token").write_text("token-of-ci\n")
+    (tmp_path / "dovetail.toml").write_text("[tokens.ci]\ntoken_file = 'ci_token'\n")
+    server = Server(tmp_path, DOVETAIL_TOKENS="plain,reader:read")
+    for token in ("token-of-ci", "plain"):
+        api = server.client(**bearer(token))
+        assert api("POST", "/workflows", json=flow("f", description=token)).status_code == 201
+    found = server.client(**bearer("reader")).get("/workflows/f/history")
+    assert [one["actor"] for one in found["items"]] == ["a116c9ed", "ci"]
+    assert server.stop() == 0
 
 
 def test_all_tokens_are_compared_even_after_a_match(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,6 +122,15 @@ def test_versions_and_aliases_can_be_registered_and_read(api: Api, name: str) ->
         ("stable", {"version": "1"}, 422),
         ("stable", {"version": True}, 422),
         ("stable", {}, 422),
+        ("latest", {"weights": {"1": 1}}, 409),
+        ("stable", {"weights": {"1": 1, "7": 1}}, 404),
+        ("stable", {"weights": {}}, 422),
+        ("stable", {"weights": {"1": 0}}, 422),
+        ("stable", {"weights": {"1": -1}}, 422),
+        ("stable", {"weights": {"1": "90"}}, 422),
+        ("stable", {"weights": {"stable": 1}}, 422),
+        ("stable", {"weights": [1]}, 422),
+        ("stable", {"weights": {"1": 1}, "version": 1}, 422),
         ("12", {"version": 1}, 422),
         ("a%20b", {"version": 1}, 422),
     ],
@@ -178,6 +187,85 @@ def test_deleting_is_refused_while_a_run_is_unfinished_and_version_numbers_conti
     assert api("POST", f"/workflows/{name}/runs").status_code == 404
     assert api.get(f"/runs/{run_id}")["status"] == "COMPLETED"
     assert api("POST", "/workflows", json=flow(name)).json()["version"] == 2
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999", "-0.0"])
+def test_a_weight_that_is_no_number_is_refused(api: Api, name: str, number: str) -> None:
+    api.register(flow(name))
+    body = f'{{"weights": {{"1": {number}}}}}'
+    headers = {"content-type": "application/json"}
+    answer = api("PUT", f"/workflows/{name}/aliases/prod", content=body, headers=headers)
+    assert answer.status_code in (400, 422)
+
+
+def test_an_alias_with_weights_divides_runs_between_versions(api: Api, name: str) -> None:
+    api.register(flow(name))
+    api.register(flow(name, node("c")))
+    weights = {"1": 60, "2": 40.5}
+    put = api("PUT", f"/workflows/{name}/aliases/prod", json={"weights": {"2": 40.5, "1": 60.0}})
+    assert (put.status_code, put.json()) == (
+        200,
+        {"name": name, "alias": "prod", "weights": weights},
+    )
+    assert api.get(f"/workflows/{name}")["aliases"] == {"prod": weights, "latest": 2}
+    assert api.get(f"/workflows/{name}?version=prod")["version"] == 1
+    batch = api.post(f"/workflows/{name}/batches", {"items": [{}] * 60, "version": "prod"})
+    runs = api.get(f"/runs?batch={batch['batch_id']}&limit=100")["items"]
+    assert {run["version"] for run in runs} == {1, 2}
+    headers = {"Idempotency-Key": f"{name}-7"}
+    body = {"version": "prod"}
+    first = api("POST", f"/workflows/{name}/runs", json=body, headers=headers).json()
+    other = 3 - first["version"]
+    api("PUT", f"/workflows/{name}/aliases/prod", json={"weights": {str(other): 1}})
+    again = api("POST", f"/workflows/{name}/runs", json=body, headers=headers)
+    assert (again.status_code, again.json()["run_id"]) == (200, first["run_id"])
+    assert api.post(f"/workflows/{name}/runs", body)["version"] == other
+
+
+def test_a_version_that_nothing_uses_can_be_deleted(api: Api, name: str) -> None:
+    api.register(flow(name))
+    api.register(flow(name, node("c")))
+    api("PUT", f"/workflows/{name}/aliases/prod", json={"version": 1})
+    path = f"/workflows/{name}/versions/1"
+    refused = api("DELETE", path)
+    assert refused.status_code == 409
+    assert "has the alias 'prod'" in refused.json()["detail"]
+    assert api("DELETE", f"/workflows/{name}/versions/2").status_code == 409
+    assert api("DELETE", f"/workflows/{name}/versions/9").status_code == 404
+    assert api("DELETE", f"/workflows/{name}/versions/none").status_code == 404
+    api("DELETE", f"/workflows/{name}/aliases/prod")
+    run = api.finished(api.post(f"/workflows/{name}/runs", {"version": 1})["run_id"])
+    assert api("DELETE", path, headers={"If-Match": '"another"'}).status_code == 412
+    tag = api("GET", f"/workflows/{name}").headers["etag"]
+    answer = api("DELETE", path, headers={"If-Match": tag})
+    assert (answer.status_code, answer.content) == (204, b"")
+    assert api("DELETE", path).status_code == 404
+    assert api("POST", f"/workflows/{name}/runs", json={"version": 1}).status_code == 404
+    assert api.get(f"/runs/{run['run_id']}")["version"] == 1
+
+
+def test_the_history_of_a_workflow_says_what_was_done_to_it(api: Api, name: str) -> None:
+    api.register(flow(name))
+    api("PUT", f"/workflows/{name}/aliases/prod", json={"weights": {"1": 1}})
+    api("DELETE", f"/workflows/{name}")
+    page = api.get(f"/workflows/{name}/history?limit=2")
+    assert [one["action"] for one in page["items"]] == ["delete", "alias"]
+    last = api.get(f"/workflows/{name}/history?cursor={page['next_cursor']}")
+    assert [one["action"] for one in last["items"]] == ["register"]
+    assert last["next_cursor"] is None
+    assert set(last["items"][0]) == {"time", "actor", "action", "details"}
+    assert api("GET", f"/workflows/{name}-none/history").status_code == 404
+    assert api("GET", f"/workflows/{name}/history?cursor=x").status_code == 422
+
+
+def test_the_history_of_a_limit_says_how_it_was_changed(api: Api, name: str) -> None:
+    api("PUT", f"/rate-limits/{name}/x", json={"rate_per_second": 5})
+    (one,) = api.get(f"/rate-limit-history/{name}/x")["items"]
+    assert (one["action"], one["details"]) == (
+        "limit",
+        {"rate_per_second": 5.0, "burst": 1, "from": None},
+    )
+    assert api.get(f"/rate-limit-history/{name}-none")["items"] == []
 
 
 def test_an_alias_can_be_deleted(api: Api, name: str) -> None:

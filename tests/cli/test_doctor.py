@@ -273,6 +273,23 @@ def test_a_file_that_other_users_may_read_gives_a_warning_with_a_fix(shell: Shel
     assert (shell.directory / DB).stat().st_mode & 0o777 == 0o644
 
 
+def test_a_file_with_a_token_that_other_users_may_read_gives_a_warning(shell: Shell) -> None:
+    shell.write("ci_token", "0123456789abcdef")
+    toml = shell.write("dovetail.toml", '[tokens.ci]\ntoken_file = "ci_token"\n')
+    (shell.directory / "ci_token").chmod(0o644)
+    toml.chmod(0o644)
+    found = findings(shell("doctor", "--json"))["token"]
+    assert found["ok"]
+    assert found["message"] == "others on this machine may read ci_token, which has tokens.ci"
+    assert found["fix"] == "chmod 600 ci_token"
+    (shell.directory / "ci_token").chmod(0o600)
+    assert "token" not in findings(shell("doctor", "--json"))
+    (shell.directory / "ci_token").unlink()
+    done = shell("doctor", "--json")
+    assert done.code == 1
+    assert "ci_token cannot be read" in str(findings(done)["settings"]["message"])
+
+
 def test_doctor_says_how_long_finished_runs_are_kept(shell: Shell, redis_url: str) -> None:
     def said(**env: str) -> str:
         found = json.loads(shell("doctor", "--json", **env).out)

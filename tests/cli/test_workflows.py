@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 from collections.abc import Callable
 
@@ -69,6 +70,50 @@ def test_workflows_are_listed_shown_aliased_and_deleted(command: Command, shell:
     assert command("workflows", "list").out.startswith("no workflow is registered here")
 
 
+def test_an_alias_takes_weights_and_the_history_says_so(command: Command, shell: Shell) -> None:
+    for text in (FLOW, FLOW.replace("default: 2", "default: 3")):
+        shell.write("flow.yaml", text)
+        command("workflows", "register", "flow.yaml")
+    aliased = command("workflows", "alias", "flow", "prod", "1=90", "2=10")
+    assert (aliased.code, aliased.out) == (0, "flow prod = 1=90 2=10\n")
+    assert "prod = 1=90 2=10" in command("workflows", "list").out
+    (item,) = json.loads(command("workflows", "list", "--json").out)["items"]
+    assert item["aliases"] == {"latest": 2, "prod": {"1": 90, "2": 10}}
+    run = json.loads(command("trigger", "flow", "--version", "prod", "--json").out)
+    assert run["version"] in (1, 2)
+    assert command("workflows", "unalias", "flow", "prod").out == "flow prod deleted\n"
+    deleted = command("workflows", "delete", "flow", "--version", "1")
+    assert (deleted.code, deleted.out) == (0, "flow version 1 deleted; its runs stay\n")
+    command("workflows", "delete", "flow")
+    history = command("workflows", "history", "flow")
+    head, *rows = history.out.splitlines()
+    assert head.split() == ["TIME", "ACTOR", "ACTION", "DETAILS"]
+    assert [row.split()[2] for row in rows] == [*["delete"] * 3, "alias", *["register"] * 2]
+    assert {row.split()[1] for row in rows} == {getpass.getuser()}
+    page = json.loads(command("workflows", "history", "flow", "--limit", "1", "--json").out)
+    assert page["items"][0]["details"] == {"versions": [2], "aliases": {"latest": 2}}
+    assert page["next_cursor"] in command("workflows", "history", "flow", "--limit", "1").out
+
+
+@pytest.mark.parametrize(
+    "words", [("1=0",), ("1=-1",), ("1=nan",), ("1=x",), ("1", "2"), ("1=1", "1=2"), ("x=1",), ()]
+)
+def test_wrong_weights_are_invalid(command: Command, shell: Shell, words: tuple[str, ...]) -> None:
+    shell.write("flow.yaml", FLOW)
+    command("workflows", "register", "flow.yaml")
+    done = command("workflows", "alias", "flow", "prod", "--", *words)
+    assert done.code == 2
+    assert "Traceback" not in done.err
+
+
+def test_the_history_of_a_limit_is_listed(command: Command) -> None:
+    command("limits", "set", "api", "5")
+    command("limits", "set", "api", "7", "2")
+    _, newest, oldest = command("limits", "history", "api").out.splitlines()
+    assert '"rate_per_second": 7.0, "burst": 2' in newest
+    assert '"from": null' in oldest
+
+
 def test_the_output_of_show_registers_as_the_same_version(command: Command, shell: Shell) -> None:
     shell.write("flow.yaml", FLOW)
     command("workflows", "register", "flow.yaml")
@@ -84,6 +129,12 @@ def test_the_output_of_show_registers_as_the_same_version(command: Command, shel
         ("alias", "nobody", "prod", "1"),
         ("alias", "flow", "prod", "7"),
         ("alias", "flow", "latest", "1"),
+        ("alias", "flow", "prod", "1=90", "7=10"),
+        ("alias", "flow", "latest", "1=1"),
+        ("unalias", "flow", "prod"),
+        ("delete", "flow", "--version", "1"),
+        ("delete", "flow", "--version", "7"),
+        ("history", "nobody"),
         ("show", "flow", "--version", "7"),
         ("show", "flow", "--version", "nobody"),
     ],

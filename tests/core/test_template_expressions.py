@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.core.errors import TemplateError, TooLarge
+from dovetail.core.errors import MissingValue, TemplateError, TooLarge
 from dovetail.core.templates import NodeValue, Template, TemplateRefused, parse_template
 
 
@@ -142,6 +142,17 @@ def test_expressions_calculate_as_jinja_does(expression: str, value: Any) -> Non
         ("('9' ~ '9' ~ '" + "9" * 30 + "')|int", "does not fit in 64 bits"),
         ("'1e999'|float", "the number is too large"),
         ("'1e999'|int", "the number is too large"),
+        ("5|map(attribute='a')", "needs a list, a mapping or text, not a number"),
+        ("5|select", "needs a list, a mapping or text, not a number"),
+        ("[1]|map(attribute=[])", "attribute is a name such as 'a.b', not a list of 0"),
+        ("[1]|selectattr(true)", "attribute is a name such as 'a.b', not a boolean"),
+        ("[1]|map(attribute='" + "a." * 40 + "')", "attribute has more than 32 steps"),
+        ("[1, 'a']|select('gt', 0)", "cannot compare text > a number"),
+        ("[1]|select('in', 5)", "`in` looks into a list, a mapping or text, not into a number"),
+        ("[1, 2]|items", "items needs a mapping, not a list of 2"),
+        ("none|items", "items needs a mapping, not none"),
+        ("'a' is gt 1", "cannot compare text > a number"),
+        ("1 is in 'abc'", "text can contain text, not a number"),
     ],
 )
 def test_an_impossible_operation_says_why_and_never_shows_a_value(
@@ -226,6 +237,40 @@ def test_an_impossible_operation_says_why_and_never_shows_a_value(
         ("{} is mapping and [] is sequence and 'a' is sequence and {} is sequence", True),
         ("5 is sequence or 'a' is number or 1 is boolean or [] is mapping", False),
         ("none is none and 5 is not none", True),
+        ("true is true and false is false and 1 is not true and none is not false", True),
+        ("1 is eq 1 and 1 is equalto(1.0) and 1 is ne 2 and 'a' is not eq('b')", True),
+        ("2 is gt 1 and 2 is ge 2 and 1 is lt 2 and 2 is le(2)", True),
+        ("params.a is in [1] and 'x' is in 'xy' and 'user' is in fetch.json", True),
+        ("3 is in [1] or 2 is lt 1 or 'z' is not in 'xyz'", False),
+        ("1 is eq 1 or nothing.x", True),
+        ("fetch.rows|map(attribute='n')", [2, 1]),
+        ("[{'a': {'b': [5, 6]}}]|map(attribute='a.b.1')", [6]),
+        ("[[1, 2], [3, 4]]|map(attribute=0)", [1, 3]),
+        ("[[1, 2], [3, 4]]|map(attribute=-1)", [2, 4]),
+        ("[{'a': 1}, {}, none]|map(attribute='a', default=0)", [1, 0, 0]),
+        ("[{'a': 1}, none]|map(attribute='a', default=none)", [1, None]),
+        ("[{'a': none}]|map(attribute='a', default=1)", [None]),
+        ("none|map(attribute='a') + []|map(attribute='a') + ''|select", []),
+        ("[0, 1, '', 'a', none, [], [0]]|select", [1, "a", [0]]),
+        ("[0, 1, '', 'a', none, [], [0]]|reject", [0, "", None, []]),
+        ("[1, 'a', 2.5]|select('number')|reject('gt', 2)", [1]),
+        ("[1, 2, 3, 4]|select('ge', params.a + 1)|reject('in', [3])", [2, 4]),
+        ("['a', 'b', 'ab']|select('in', 'abc')", ["a", "b", "ab"]),
+        ("[[1], [2], {'a': 1}]|select('eq', [1])", [[1]]),
+        ("[true, 1, false]|select('true')", [True]),
+        ("[none, 1]|select('defined')", [None, 1]),
+        ("[none, 1]|reject('none')", [1]),
+        ("fetch.rows|selectattr('n', 'gt', 1)", [{"n": 2, "w": "b"}]),
+        ("fetch.rows|rejectattr('n', 'gt', 1)|map(attribute='w')", ["A"]),
+        ("[{'a': {'b': 1}}, {'a': {'b': 0}}]|selectattr('a.b')", [{"a": {"b": 1}}]),
+        ("[{'a': 1}, {}, none]|selectattr('a', 'defined')", [{"a": 1}]),
+        ("[{'a': 1}, {}, none]|selectattr('a', 'undefined')", [{}, None]),
+        ("[{'a': none}, {'a': 1}]|rejectattr('a', 'none')", [{"a": 1}]),
+        ("'abc'|select('ne', 'b')", ["a", "c"]),
+        ("{'a': 1, 'b': 2}|select('eq', 'b')", ["b"]),
+        ("{'b': 1, 'a': [2]}|items", [["b", 1], ["a", [2]]]),
+        ("{}|items", []),
+        ("{'b': 1, 'a': 0}|items|selectattr(1)|map(attribute=0)|join", "b"),
     ],
 )
 def test_filters_and_tests_behave_as_in_jinja(expression: str, value: Any) -> None:
@@ -252,7 +297,29 @@ def test_filters_and_tests_behave_as_in_jinja(expression: str, value: Any) -> No
         ("'%d' % 1", "`%` on text is not allowed"),
         ("('a' ~ 'b') % 1", "`%` on text is not allowed"),
         ("a|uper", "there is no filter 'uper'; did you mean 'upper'?"),
-        ("a|map('x')", "there is no filter 'map'"),
+        ("a|map('upper')", "an argument of 'map' without its name is not allowed; write map(att"),
+        ("a|map", "'map' without 'attribute' is not allowed; it takes (attribute, default)"),
+        ("a|map(attribute='a', x=1)", "the argument 'x' of 'map' is not allowed"),
+        ("a|map(*b)", "such an argument of 'map'"),
+        ("a|select('uper')", "there is no test 'uper'"),
+        ("a|select('definde')", "there is no test 'definde'; did you mean 'defined'?"),
+        ("a|select('__class__')", "there is no test '__class__'"),
+        ("a|select(b)", "a test of 'select' that is not a name in quotes is not allowed"),
+        ("a|select('g' ~ 't', 1)", "a test of 'select' that is not a name in quotes"),
+        ("a|select(1)", "a test of 'select' that is not a name in quotes"),
+        ("a|select('gt')", "the test 'gt' without a value is not allowed; write gt(5)"),
+        ("a|select('gt', 1, 2)", "such an argument of the test 'gt' is not allowed"),
+        ("a|select('none', 1)", "such an argument of the test 'none' is not allowed"),
+        ("a|select(*b)", "such an argument of 'select'"),
+        ("a|reject(**b)", "such an argument of 'reject'"),
+        ("a|select(test='gt')", "the argument 'test' of 'select' is not allowed"),
+        ("a|selectattr", "'selectattr' without 'attribute' is not allowed"),
+        ("a|rejectattr(attribute='a')", "the argument 'attribute' of 'rejectattr' is not allowed"),
+        ("a|items(1)", "such an argument of 'items'"),
+        ("a is gt", "the test 'gt' without a value is not allowed"),
+        ("a is eq(1, 2)", "such an argument of the test 'eq' is not allowed; it takes one value"),
+        ("a is eq(b=1)", "such an argument of the test 'eq'"),
+        ("a is in(*b)", "such an argument of the test 'in'"),
         ("a is definde", "there is no test 'definde'; did you mean 'defined'?"),
         ("a is none(1)", "an argument of the test 'none' is not allowed"),
         ("a is divisibleby 2", "there is no test 'divisibleby'"),
@@ -326,6 +393,35 @@ def test_a_caller_close_to_pythons_recursion_limit_gets_an_error_of_the_template
     assert "nested too deeply" in descend()
 
 
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        (
+            "[{'a': 1}, none]|map(attribute='a')",
+            "names an attribute that an item of the list does not have: item 1 is none; "
+            "map(attribute=…, default=…) gives it a value",
+        ),
+        (
+            "[{'a': 1}, {'b': 1}]|selectattr('a')",
+            "names an attribute that an item of the list does not have: item 1 is a mapping; "
+            "the test 'defined' chooses the items that have it",
+        ),
+        ("[{'a': 1}, {}]|rejectattr('a', 'gt', 5)", "item 1 is an empty mapping"),
+        ("['x']|sum(attribute='a')", "does not have: item 0 is text"),
+    ],
+)
+def test_a_missing_attribute_says_which_item_lacks_it(expression: str, message: str) -> None:
+    with pytest.raises(MissingValue) as caught:
+        value_of(expression)
+    assert message in str(caught.value)
+
+
+def test_the_names_that_the_arguments_of_a_test_read_are_known() -> None:
+    for text in ("{{ a|select('eq', b.x) }}", "{{ a is eq b.x }}", "{{ a|map(attribute=b.x) }}"):
+        assert {read.name for read in parsed(text).reads} == {"a", "b"}
+    assert parsed("{{ a|selectattr('b', 'defined') }}").reads[0].guarded is False
+
+
 # --- sizes -----------------------------------------------------------------------------------
 
 
@@ -344,6 +440,11 @@ def test_a_caller_close_to_pythons_recursion_limit_gets_an_error_of_the_template
         "params.many + params.many",
         "params.many|tojson(indent=8)",
         "params.big ~ params.many",
+        "params.big|select",
+        "params.big|map(attribute=0)",
+        "[{}, {}]|map(attribute='a', default=params.big)",
+        "[{}, {}]|map(attribute='a', default=params.many)|length",
+        "{'a': params.big, 'b': [params.big]}|items",
     ],
 )
 def test_a_value_that_would_exceed_the_limit_is_too_large(expression: str) -> None:

@@ -71,6 +71,11 @@ def agrees(text: str) -> None:
         "{{ " + "(" * 25 + "a" + ")" * 25 + " }}", "{{ a" + " + a" * 999 + " }}",
         "{{ a" + " + a" * 1000 + " }}", "{{a}}" * 1999, "{{a}}" * 2001, "{{a.b}}" * 667,
         "{{ a }}" + "é" * 8190, "{{ a }}" + "é" * 8180, "{{ a }}" + "x" * 16_384, "{{ a }}\ud800",
+        "{{ a|map(attribute='x.y') }}", "{{ a|map('upper') }}", "{{ a|map(attribute=b.c) }}",
+        "{{ a|select('gt', b.x) }}", "{{ a|select('gx', b.x) }}", "{{ a|select('s') }}",
+        "{{ a|selectattr('eq', 'eq', eq) }}", "{{ a|selectattr('gt', 'x', 1) }}", "{{ a|items }}",
+        "{{ a is eq b.status }}", "{{ gt is gt gt.x }}", "{{ a is in [b, 'in'] }}", "{{ a is eq }}",
+        "{{ items|items|map(attribute='items') }}", "{{ a|select('eq', secrets.A) }}",
         "{{ a\rb }}", "{{ a\x0b }}", "{{ a\u00a0+ b }}", "{{ a == 'x\ny' }}",
     ],
 )  # fmt: skip

@@ -101,7 +101,7 @@ ONE: dict[str, tuple[str, str, str, str]] = {
         nodes("- {id: a, handler: ⟦xyz}"),
         "unknown_handler",
         "nodes[0].handler",
-        "`dovetail handlers` lists those that are known",
+        "`dovetail handlers` lists the known handlers",
     ),
     "a broken template": (
         nodes('- {id: a, handler: sleep, config: {x: {y z: [1, ⟦"{{ a. }}"]}}}'),
@@ -478,7 +478,7 @@ def test_reading_a_node_whose_failure_is_allowed_is_a_warning(template: str, war
     assert checked.valid
     assert codes(checked.warnings) == ["template_may_be_skipped"] * warned
     for problem in checked.warnings:
-        assert "'maybe' has allow_failure, and reads as none if it failed" in problem.message
+        assert "'maybe' has allow_failure: if it fails, its keys read as none" in problem.message
 
 
 def test_an_ancestor_further_up_may_be_skipped_too() -> None:

@@ -52,7 +52,7 @@ async def test_sleep_ends_when_it_is_cancelled():
     sleeping = asyncio.create_task(known.fn(known.prepare({"seconds": 60}), ctx))
     await asyncio.sleep(0)
     ctx.cancel()
-    with pytest.raises(PermanentError, match="told to stop"):
+    with pytest.raises(PermanentError, match="stopped while sleeping"):
         await asyncio.wait_for(sleeping, 5)
 
 

@@ -1218,3 +1218,34 @@ async def test_batches_are_listed_and_found_and_an_alias_is_deleted(dt: Dovetail
         await dt.delete_alias("greet", "latest")
     with pytest.raises(NotFound, match="has no alias 'prod'"):
         await dt.delete_alias("greet", "prod")
+
+
+async def test_aliases_take_weights_versions_are_deleted_and_a_history_is_kept(
+    dt: Dovetail,
+) -> None:
+    await dt.register(GREET)
+    await dt.register({**GREET, "description": "2"})
+    await dt.set_alias("greet", "prod", weights={1: 1, "2": 1.5})
+    run = await dt.trigger("greet", {"who": "a"}, version="prod", idempotency_key="k")
+    assert run.version in (1, 2)
+    with pytest.raises(Conflict, match="has the alias 'prod'"):
+        await dt.delete_version("greet", 1)
+    await dt.set_alias("greet", "prod", 2)
+    await dt.wait(run.run_id)
+    await dt.delete_version("greet", 1)
+    with pytest.raises(NotFound, match="no version 1"):
+        await dt.trigger("greet", {"who": "a"}, version=1)
+    page = await dt.workflow_history("greet", limit=2)
+    assert [one.action for one in page.items] == ["delete", "alias"]
+    assert page.items[1].details == {"alias": "prod", "version": 2, "from": {"1": 1, "2": 1.5}}
+    rest = await dt.workflow_history("greet", cursor=page.next_cursor)
+    assert [one.action for one in rest.items] == ["alias", "register", "register"]
+    assert rest.next_cursor is None
+    assert rest.items[0].to_dict()["actor"]
+    for wrong in ({}, {"1": 0}, {"prod": 1}):
+        with pytest.raises(InvalidParams):
+            await dt.set_alias("greet", "prod", weights=wrong)
+    with pytest.raises(TypeError, match="either a version or weights"):
+        await dt.set_alias("greet", "prod")
+    with pytest.raises(NotFound):
+        await dt.workflow_history("nobody")

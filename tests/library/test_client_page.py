@@ -31,6 +31,11 @@ async def check(dt: Dovetail) -> None:
     found = await dt.list_runs(q="ada", created_after="2026-01-01T00:00:00+00:00")
     assert [one.run_id for one in found] == [run.run_id]
     assert len(await dt.list_runs(q="Grace")) == 0
+    counted = await dt.run_counts(workflow="w", hours=2)
+    assert counted.counts["COMPLETED"] == 1
+    assert [one["total"] for one in counted.hours][-1] <= 1
+    with pytest.raises(InvalidParams):
+        await dt.run_counts(hours=1000)
     with pytest.raises(NotFound):
         await dt.diff_workflow("w", 1, 7)
     with pytest.raises(InvalidParams):

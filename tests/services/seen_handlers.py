@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -59,6 +60,16 @@ def sleeps(config: dict[str, Any], ctx: Context) -> None:
     """Does not hear that it should stop."""
     ctx.log.info("sleeping")
     time.sleep(1.5)
+
+
+@handler
+def refuses_to_end(config: dict[str, Any], ctx: Context) -> None:
+    """Catches even what interrupts it."""
+    ctx.log.info("staying")
+    until = time.monotonic() + 2
+    while time.monotonic() < until:
+        with contextlib.suppress(BaseException):
+            time.sleep(2)
 
 
 @handler

@@ -16,6 +16,7 @@ from dovetail.core.states import NodeStatus, RunStatus
 from dovetail.core.step import restore
 from dovetail.core.transitions import Cancel, Complete, Fail, Park, Retry, Submit
 from dovetail.engine.distributed.publisher import Publisher
+from dovetail.engine.ports import Author
 from dovetail.redis_client.pipelined import PipelinedRedis
 from dovetail.stores.redis import staging
 from dovetail.stores.redis.archive import RedisSnapshots
@@ -414,7 +415,7 @@ class TestRestoring:
         assert (await world.finish(run_id)).status is RunStatus.COMPLETED
 
     async def test_rate_limits_are_restored(self, world: World) -> None:
-        await world.records.set_limit("slow", 2.0, 3)
+        await world.records.set_limit("slow", 2.0, 3, Author("test", 1.0))
         await world.restorer.restore()
         assert await world.limits.all() == {"slow": (2.0, 3)}
         await lose_everything(world)

@@ -15,6 +15,7 @@ import redis
 from redis.exceptions import NoPermissionError
 
 from dovetail.config import Settings, SettingsError, load_settings
+from dovetail.engine.ports import Author
 from dovetail.handlers.builtin import builtin_registry
 from dovetail.redis_client import pipelined
 from dovetail.redis_client.cluster import slot_of
@@ -240,7 +241,7 @@ async def test_a_workflow_runs_with_the_acl_users_of_the_page(
     connection.execute_command("ACL", "LOG", "RESET")
     connection.set("theirs", "untouched")
     async with services(urls, redis_prefix=PREFIX, drain_seconds=0.0) as commands:
-        await commands.rates.set("slow", 100.0, 1)
+        await commands.rates.set("slow", 100.0, 1, Author("test", 1.0))
         for _ in range(2):
             run_id = (await commands.trigger(FLOW, {"x": 1})).run_id
             run = await asyncio.wait_for(commands.wait(run_id), SECONDS)

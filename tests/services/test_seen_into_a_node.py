@@ -181,6 +181,7 @@ def runs(setup: Setup) -> dict[str, str]:
         "raises": setup.begin(above, node("raises", "a", "above", config=from_above)),
         "waits": setup.begin(node("waits", **SHORT)),
         "sleeps": setup.begin(node("sleeps", **SHORT)),
+        "refuses_to_end": setup.begin(node("refuses_to_end", **SHORT)),
         "tells": setup.begin(
             node("tells", config={"auth": "Bearer {{ secrets.KEY }}"}, max_retries=0)
         ),
@@ -388,6 +389,17 @@ def test_a_timeout_says_where_the_handler_was(
     # In a pool of Celery a plain function is interrupted at its timeout: nothing goes on.
     goes_on = handler == "sleeps" and setup.name != "celery"
     assert [line["level"] for line in rest] == ["WARNING"] * goes_on, rest
+
+
+def test_a_plain_function_that_goes_on_after_its_timeout_is_named_in_its_log(
+    setup: Setup, runs: dict[str, str]
+) -> None:
+    run_id = runs["refuses_to_end"]
+    assert setup.node(run_id)["attempts"][0]["error"]["type"] == "timeout"
+    first, warning = setup.log(run_id)
+    assert (first["message"], warning["level"]) == ("staying", "WARNING")
+    assert warning["message"].startswith("still runs in ")
+    assert "beyond its timeout of 0.3 s" in warning["message"]
 
 
 def test_a_secret_is_nowhere(setup: Setup, runs: dict[str, str]) -> None:

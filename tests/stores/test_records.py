@@ -19,7 +19,7 @@ from dovetail.core.definition.model import Workflow
 from dovetail.core.errors import Changed, Conflict, InvalidParams, NotFound
 from dovetail.core.transitions import Cancel, Submit
 from dovetail.engine.distributed.archiver import RunSnapshot
-from dovetail.engine.ports import KeyUsed, Records, RunQuery, WorkflowVersion
+from dovetail.engine.ports import Author, KeyUsed, Records, RunQuery, WorkflowVersion
 from dovetail.stores.postgres.archive import PostgresArchive
 from dovetail.stores.postgres.pool import PostgresPool
 from dovetail.stores.postgres.records import PostgresRecords
@@ -30,6 +30,7 @@ from dovetail.stores.sqlite.store import SqliteStore
 from ..servers.postgres_server import Databases
 
 NOW = 1_700_000_000.25
+BY = Author("tester", NOW)
 Key = tuple[str, str, str]
 
 
@@ -129,7 +130,7 @@ def submit(
 
 
 async def register(records: Records, name: str = "test", **fields: Any) -> Any:
-    return await records.register(name, *stored_definition(workflow(name, **fields)), NOW)
+    return await records.register(name, *stored_definition(workflow(name, **fields)), BY)
 
 
 def test_a_definition_without_a_newer_field_keeps_its_digest() -> None:
@@ -177,7 +178,7 @@ class TestWorkflows:
     async def test_workflows_are_listed_by_name_and_in_pages(self, keeper: Keeper) -> None:
         for name in ("b", "a-b", "B", "a", "0"):
             await register(keeper.records, name)
-        await keeper.records.set_alias("a", "stable", 1)
+        await keeper.records.set_alias("a", "stable", 1, BY)
         seen: list[str] = []
         cursor = None
         while True:
@@ -197,16 +198,16 @@ class TestWorkflows:
         await register(records)
         await register(records, description="2")
         named = {"name": "test", "alias": "stable", "version": 1}
-        assert await records.set_alias("test", "stable", 1) == named
-        assert await records.version_of("test", "stable") == 1
-        await records.set_alias("test", "stable", 2)
-        assert await records.version_of("test", "stable") == 2
-        assert await records.version_of("test", "latest") == 2
-        assert await records.version_of("test", "1") == 1
+        assert await records.set_alias("test", "stable", 1, BY) == named
+        assert await records.target_of("test", "stable") == 1
+        await records.set_alias("test", "stable", 2, BY)
+        assert await records.target_of("test", "stable") == 2
+        assert await records.target_of("test", "latest") == 2
+        assert await records.target_of("test", "1") == 1
         with pytest.raises(Conflict, match="latest"):
-            await records.set_alias("test", "latest", 1)
+            await records.set_alias("test", "latest", 1, BY)
         with pytest.raises(NotFound, match="it has: 1, 2"):
-            await records.set_alias("test", "next", 3)
+            await records.set_alias("test", "next", 3, BY)
 
     @pytest.mark.parametrize("version", [9, 10**30, -1, "nope", "9" * 40, "\ud800", "\0", ""])
     async def test_an_unknown_version_is_not_found(self, keeper: Keeper, version: Any) -> None:
@@ -221,7 +222,7 @@ class TestWorkflows:
 
         async def change(seen: dict[str, int], **fields: Any) -> WorkflowVersion:
             kept = stored_definition(workflow("test", **fields))
-            return await records.register("test", *kept, NOW, seen)
+            return await records.register("test", *kept, BY, seen)
 
         with pytest.raises(Changed):
             await change({"latest": 1})
@@ -232,15 +233,15 @@ class TestWorkflows:
         assert await change({"latest": 1}, description="2") == ("test", 2, True)
         for seen in ({}, {"latest": 1}, {"latest": 2, "stable": 1}):
             with pytest.raises(Changed):
-                await records.set_alias("test", "stable", 1, seen)
+                await records.set_alias("test", "stable", 1, BY, seen)
             with pytest.raises(Changed):
-                await records.delete_workflow("test", seen)
-        await records.set_alias("test", "stable", 1, {"latest": 2})
-        await records.set_alias("test", "stable", 1, {"latest": 2})  # said twice
-        await records.set_alias("test", "a", 2, {"stable": 1, "latest": 2})
+                await records.delete_workflow("test", BY, seen)
+        await records.set_alias("test", "stable", 1, BY, {"latest": 2})
+        await records.set_alias("test", "stable", 1, BY, {"latest": 2})  # said twice
+        await records.set_alias("test", "a", 2, BY, {"stable": 1, "latest": 2})
         with pytest.raises(Changed):
             await change({"latest": 2}, description="3")
-        await records.delete_workflow("test", {"latest": 2, "a": 2, "stable": 1})
+        await records.delete_workflow("test", BY, {"latest": 2, "a": 2, "stable": 1})
         with pytest.raises(Changed):
             await change({"latest": 2})
         assert await change({}) == ("test", 3, True)
@@ -254,18 +255,234 @@ class TestWorkflows:
         await keeper.accept(run, NOW)
         await keeper.accept(free, NOW)  # of a definition that only has the same name
         with pytest.raises(Conflict, match="1 run not finished"):
-            await records.delete_workflow("test")
+            await records.delete_workflow("test", BY)
         await keeper.cancel(run, NOW + 1)
-        await records.set_alias("test", "stable", 1)
-        await records.delete_workflow("test")
-        for call in (records.workflow, records.versions, records.delete_workflow):
+        await records.set_alias("test", "stable", 1, BY)
+        await records.delete_workflow("test", BY)
+        for gone in (
+            records.workflow("test"),
+            records.versions("test"),
+            records.delete_workflow("test", BY),
+        ):
             with pytest.raises(NotFound, match="no workflow 'test'"):
-                await call("test")
+                await gone
         assert (await records.workflows())["items"] == []
         assert (await records.summary(run.run_id))["version"] == 1
         assert await register(records) == ("test", 2, True)
         assert [v["version"] for v in (await records.versions("test"))["items"]] == [2]
         assert (await records.workflow("test"))["aliases"] == {"latest": 2}
+
+
+class TestWeightedAliases:
+    async def test_an_alias_with_weights_is_shown_as_it_was_set(self, keeper: Keeper) -> None:
+        records = keeper.records
+        for text in "123":
+            await register(records, description=text)
+        weights = {"1": 90, "3": 0.5}
+        named = {"name": "test", "alias": "prod", "weights": weights}
+        assert await records.set_alias("test", "prod", weights, BY) == named
+        aliases = {"prod": weights, "latest": 3}
+        assert (await records.workflow("test"))["aliases"] == aliases
+        assert (await records.workflows())["items"][0]["aliases"] == aliases
+        assert await records.target_of("test", "prod") == weights
+        assert (await records.workflow("test", "prod"))["version"] == 1
+        await records.set_alias("test", "prod", 2, BY)
+        assert await records.target_of("test", "prod") == 2
+
+    async def test_all_versions_of_weights_must_be_there(self, keeper: Keeper) -> None:
+        await register(keeper.records)
+        with pytest.raises(NotFound, match="no version 7; it has: 1"):
+            await keeper.records.set_alias("test", "prod", {"1": 90, "7": 10}, BY)
+        assert (await keeper.records.workflow("test"))["aliases"] == {"latest": 1}
+
+    async def test_weights_changed_by_another_caller_are_not_overwritten(
+        self, keeper: Keeper
+    ) -> None:
+        records = keeper.records
+        await register(records)
+        await register(records, description="2")
+        await records.set_alias("test", "prod", {"1": 90, "2": 10}, BY)
+        with pytest.raises(Changed):
+            await records.set_alias("test", "prod", 2, BY, {"latest": 2, "prod": {"1": 90, "2": 9}})
+        seen = {"latest": 2, "prod": {"1": 90, "2": 10}}
+        await records.set_alias("test", "prod", {"1": 50, "2": 50}, BY, seen)
+        assert await records.target_of("test", "prod") == {"1": 50, "2": 50}
+
+    async def test_a_batch_may_have_runs_of_several_versions(self, keeper: Keeper) -> None:
+        graphs = [graph(description="1"), graph(description="2")]
+        runs = [submit(graphs[n % 2], {"n": n}, version=1 + n % 2) for n in range(5)]
+        batch_id = os.urandom(16).hex()
+        await keeper.accept_batch(batch_id, runs, None, NOW)
+        shown = (await keeper.records.list_runs(RunQuery(batch=batch_id)))["items"]
+        assert {(one["params"]["n"], one["version"]) for one in shown} == {
+            (n, 1 + n % 2) for n in range(5)
+        }
+        listed = (await keeper.records.get_batch(batch_id))["runs"]
+        assert [one["run_id"] for one in listed] == [run.run_id for run in runs]
+
+
+class TestDeletedVersions:
+    async def test_a_version_that_nothing_uses_is_deleted(self, keeper: Keeper) -> None:
+        records = keeper.records
+        await register(records)
+        await register(records, description="2")
+        run = submit(version=1)
+        await keeper.accept(run, NOW)
+        await keeper.cancel(run, NOW + 1)
+        assert await records.delete_version("test", 1, BY) == 1
+        assert [v["version"] for v in (await records.versions("test"))["items"]] == [2]
+        with pytest.raises(NotFound, match="no version 1; it has: 2"):
+            await records.target_of("test", 1)
+        with pytest.raises(NotFound, match="no version 1"):
+            await records.delete_version("test", "1", BY)
+        assert (await records.summary(run.run_id))["version"] == 1
+        assert await register(records) == ("test", 3, True)
+
+    async def test_a_version_that_an_alias_names_stays(self, keeper: Keeper) -> None:
+        records = keeper.records
+        for text in "123":
+            await register(records, description=text)
+        await records.set_alias("test", "old", 1, BY)
+        await records.set_alias("test", "prod", {"1": 1, "2": 1}, BY)
+        with pytest.raises(Conflict, match="is its latest"):
+            await records.delete_version("test", 3, BY)
+        with pytest.raises(Conflict, match="has the alias 'old', 'prod'"):
+            await records.delete_version("test", 1, BY)
+        with pytest.raises(Conflict, match="has the alias 'prod'"):
+            await records.delete_version("test", 2, BY)
+        with pytest.raises(Conflict, match="is its latest"):
+            await records.delete_version("test", "latest", BY)
+        await records.delete_alias("test", "prod", BY)
+        await records.delete_version("test", 2, BY)
+
+    async def test_a_version_with_an_unfinished_run_stays(self, keeper: Keeper) -> None:
+        records = keeper.records
+        await register(records)
+        await register(records, description="2")
+        run = submit(version=1)
+        await keeper.accept(run, NOW)
+        await keeper.accept(submit(version=2), NOW)
+        with pytest.raises(Conflict, match="version 1 of 'test' has 1 run not finished"):
+            await records.delete_version("test", 1, BY)
+        await keeper.cancel(run, NOW + 1)
+        await records.delete_version("test", 1, BY)
+
+    async def test_a_version_of_a_workflow_that_has_changed_stays(self, keeper: Keeper) -> None:
+        await register(keeper.records)
+        await register(keeper.records, description="2")
+        with pytest.raises(Changed):
+            await keeper.records.delete_version("test", 1, BY, {"latest": 1})
+        await keeper.records.delete_version("test", 1, BY, {"latest": 2})
+
+
+class TestHistory:
+    async def test_every_change_is_kept_with_its_time_and_actor(self, keeper: Keeper) -> None:
+        records = keeper.records
+        ann = Author("ann", NOW + 1)
+        await register(records)
+        await register(records, description="2")
+        await records.set_alias("test", "prod", 1, ann)
+        await records.set_alias("test", "prod", {"1": 90, "2": 10}, ann)
+        await records.delete_alias("test", "prod", ann)
+        await records.delete_version("test", 1, ann)
+        await register(records, description="3")
+        await records.set_alias("test", "b", 2, ann)
+        await records.delete_workflow("test", ann)
+        page = await records.history("workflow", "test")
+        assert page["next_cursor"] is None
+        items = page["items"][::-1]
+        assert [(one["action"], one["actor"]) for one in items] == [
+            *[("register", "tester")] * 2,
+            *[("alias", "ann")] * 2,
+            *[("delete", "ann")] * 2,
+            ("register", "tester"),
+            ("alias", "ann"),
+            ("delete", "ann"),
+        ]
+        assert items[0]["time"] == "2023-11-14T22:13:20.250000Z"
+        assert items[2]["time"] == "2023-11-14T22:13:21.250000Z"
+        details = [one["details"] for one in items]
+        assert details[1]["version"] == 2
+        assert len(details[1]["sha256"]) == 64
+        assert details[2:6] == [
+            {"alias": "prod", "version": 1, "from": None},
+            {"alias": "prod", "weights": {"1": 90, "2": 10}, "from": 1},
+            {"alias": "prod", "from": {"1": 90, "2": 10}},
+            {"version": 1},
+        ]
+        assert details[8] == {"versions": [2, 3], "aliases": {"b": 2, "latest": 3}}
+
+    async def test_what_changes_nothing_is_not_in_the_history(self, keeper: Keeper) -> None:
+        records = keeper.records
+        for _ in range(3):
+            await register(records)
+            await records.set_alias("test", "prod", 1, BY)
+        with pytest.raises(NotFound):
+            await records.set_alias("test", "prod", 9, BY)
+        with pytest.raises(NotFound):
+            await records.delete_alias("test", "none", BY)
+        with pytest.raises(Conflict):
+            await records.delete_version("test", 1, BY)
+        with pytest.raises(Changed):
+            await records.delete_workflow("test", BY, {"latest": 5})
+        items = (await records.history("workflow", "test"))["items"]
+        assert [one["action"] for one in items] == ["alias", "register"]
+
+    async def test_a_history_is_read_in_pages(self, keeper: Keeper) -> None:
+        records = keeper.records
+        for number in range(5):
+            await register(records, description=str(number))
+        await register(records, "other")
+        seen: list[int] = []
+        cursor = None
+        while True:
+            page = await records.history("workflow", "test", limit=2, cursor=cursor)
+            seen += [one["details"]["version"] for one in page["items"]]
+            cursor = page["next_cursor"]
+            if cursor is None:
+                break
+        assert seen == [5, 4, 3, 2, 1]
+        with pytest.raises(InvalidParams, match="no cursor"):
+            await records.history("workflow", "test", cursor="x")
+
+    async def test_only_a_name_that_was_registered_has_a_history(self, keeper: Keeper) -> None:
+        for name in ("test", "\ud800", "\0"):
+            with pytest.raises(NotFound, match="no workflow"):
+                await keeper.records.history("workflow", name)
+
+    async def test_the_history_of_a_limit_has_its_changes(self, keeper: Keeper) -> None:
+        records = keeper.records
+        assert (await records.history("limit", "slow\0é"))["items"] == []
+        for rate, burst in ((0.5, 3), (0.5, 3), (2.0, 1)):
+            await records.set_limit("slow\0é", rate, burst, BY)
+        page = await records.history("limit", "slow\0é", limit=1)
+        assert page["items"] == [
+            {
+                "time": "2023-11-14T22:13:20.250000Z",
+                "actor": "tester",
+                "action": "limit",
+                "details": {
+                    "rate_per_second": 2.0,
+                    "burst": 1,
+                    "from": {"rate_per_second": 0.5, "burst": 3},
+                },
+            }
+        ]
+        (first,) = (await records.history("limit", "slow\0é", cursor=page["next_cursor"]))["items"]
+        assert first["details"] == {"rate_per_second": 0.5, "burst": 3, "from": None}
+
+    async def test_concurrent_changes_are_all_in_the_history(self, keeper: Keeper) -> None:
+        records = keeper.records
+        await register(records)
+        await register(records, description="2")
+        await asyncio.gather(
+            *(records.set_alias("test", f"a{n}", 1 + n % 2, BY) for n in range(20))
+        )
+        items = (await records.history("workflow", "test"))["items"]
+        assert {one["details"].get("alias") for one in items} == {None} | {
+            f"a{n}" for n in range(20)
+        }
+        assert len(items) == 22
 
 
 class TestRuns:
@@ -316,6 +533,38 @@ class TestRuns:
         assert ended["finished_at"] == "2023-11-14T22:13:30.250000Z"
         assert ended["duration"] is not None
         assert ended["result"] == {"a": None}
+
+    async def test_runs_are_counted_by_status_and_by_the_hour_of_their_creation(
+        self, keeper: Keeper
+    ) -> None:
+        runs = [submit(graph("even" if i % 2 == 0 else "odd")) for i in range(6)]
+        for hour, run in zip((0, 0, 1, 1, 1, 3), runs, strict=True):
+            await keeper.accept(run, NOW + 3600 * hour)
+        await keeper.cancel(runs[2], NOW + 10_000)
+        count = keeper.records.count_runs
+        edges = [NOW + 3600 * hour - 1 for hour in range(5)]
+
+        def hours(created: list[dict[str, int]]) -> list[int]:
+            return [sum(one.values()) for one in created]
+
+        every = await count(None, edges)
+        assert every.by_status["CANCELLED"] == 1
+        assert sum(every.by_status.values()) == 6
+        assert hours(every.created) == [2, 3, 0, 1]
+        assert [one.get("CANCELLED", 0) for one in every.created] == [0, 1, 0, 0]
+        odd = await count("odd", edges)
+        assert sum(odd.by_status.values()) == 3
+        assert hours(odd.created) == [1, 1, 0, 1]
+        assert hours((await count(None, edges[1:3])).created) == [3]
+        for nothing in ("unknown", "\ud800", "\0"):
+            none = await count(nothing, edges)
+            assert sum(none.by_status.values()) == 0
+            assert hours(none.created) == [0] * 4
+
+    async def test_no_runs_are_counted_where_there_are_none(self, keeper: Keeper) -> None:
+        none = await keeper.records.count_runs(None, [NOW, NOW + 1])
+        assert sum(none.by_status.values()) == 0
+        assert [sum(one.values()) for one in none.created] == [0]
 
     @pytest.mark.parametrize("cursor", ["x", "-1", "9" * 30, "", "\0", "٣"])
     async def test_an_invalid_cursor_is_refused(self, keeper: Keeper, cursor: str) -> None:
@@ -449,7 +698,7 @@ class TestLimits:
     async def test_a_limit_is_the_last_that_was_set(self, keeper: Keeper) -> None:
         records = keeper.records
         assert await records.limits() == {}
-        await records.set_limit("slow\0é", 0.5, 3)
-        await records.set_limit("fast", 1e9, 10**9)
-        await records.set_limit("slow\0é", 1 / 3, 1)
+        await records.set_limit("slow\0é", 0.5, 3, BY)
+        await records.set_limit("fast", 1e9, 10**9, BY)
+        await records.set_limit("slow\0é", 1 / 3, 1, BY)
         assert await records.limits() == {"fast": (1e9, 10**9), "slow\0é": (1 / 3, 1)}

@@ -21,7 +21,7 @@ from dovetail.stores.redis.records import RedisRecords
 from dovetail.stores.redis.scope import SMALL_DEFINITION_BYTES, RunHeaderCache
 from dovetail.stores.redis.store import RedisStore
 
-from .test_records import NOW, graph, register, submit
+from .test_records import BY, NOW, graph, register, submit
 from .test_redis_records import DAY, RedisKeeper
 
 LARGE = "x" * SMALL_DEFINITION_BYTES
@@ -103,7 +103,7 @@ async def test_definitions_of_a_deleted_workflow_are_deleted_with_its_last_run(
     run = submit(version=1)
     await shelf.accept(run, NOW)
     await shelf.cancel(run, NOW)
-    await shelf.records.delete_workflow("test")
+    await shelf.records.delete_workflow("test", BY)
     await shelf.look_twice(NOW)
     assert await shelf.found_by_another(run)
     await shelf.forget_runs(NOW + 8 * DAY)

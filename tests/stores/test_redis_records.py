@@ -23,19 +23,32 @@ from dovetail.stores.redis.run_index import RUNS, batch_number, batch_of
 from dovetail.stores.redis.store import RedisStore
 
 from .test_records import (
+    BY,
     NOW,
     Key,
     TestBatches,
+    TestDeletedVersions,
+    TestHistory,
     TestKeys,
     TestLimits,
     TestRuns,
+    TestWeightedAliases,
     TestWorkflows,
     graph,
     register,
     submit,
 )
 
-__all__ = ["TestBatches", "TestKeys", "TestLimits", "TestRuns", "TestWorkflows"]
+__all__ = [
+    "TestBatches",
+    "TestDeletedVersions",
+    "TestHistory",
+    "TestKeys",
+    "TestLimits",
+    "TestRuns",
+    "TestWeightedAliases",
+    "TestWorkflows",
+]
 
 DAY = 86400.0
 
@@ -514,10 +527,10 @@ async def test_a_failed_run_blocks_the_deletion_of_its_workflow_until_its_last_n
         assert await keeper.statuses(workflow="test", **listed) == [run.run_id]
     assert await keeper.statuses(workflow="test", status="RUNNING") == []
     with pytest.raises(Conflict, match="1 run not finished"):
-        await keeper.records.delete_workflow("test")
+        await keeper.records.delete_workflow("test", BY)
     (decision,) = await keeper.store.apply(moves[1:], NOW + 2)
     await keeper.follow(run, decision)
-    await keeper.records.delete_workflow("test")
+    await keeper.records.delete_workflow("test", BY)
 
 
 async def test_a_workflow_can_be_deleted_even_if_the_index_is_outdated(keeper: RedisKeeper) -> None:
@@ -525,9 +538,9 @@ async def test_a_workflow_can_be_deleted_even_if_the_index_is_outdated(keeper: R
     run = submit(version=1)
     await keeper.accept(run, NOW)
     with pytest.raises(Conflict, match="1 run not finished"):
-        await keeper.records.delete_workflow("test")
+        await keeper.records.delete_workflow("test", BY)
     await keeper.store.apply([Cancel(run.run_id)], NOW + 1)
-    await keeper.records.delete_workflow("test")
+    await keeper.records.delete_workflow("test", BY)
 
 
 async def test_a_run_has_events_and_no_journal(keeper: RedisKeeper) -> None:
@@ -836,8 +849,8 @@ class Crashing:
 
 async def test_no_key_of_existing_records_has_a_time_to_live(keeper: RedisKeeper) -> None:
     await register(keeper.records)
-    await keeper.records.set_alias("test", "stable", 1)
-    await keeper.records.set_limit("t", 1, 1)
+    await keeper.records.set_alias("test", "stable", 1, BY)
+    await keeper.records.set_limit("t", 1, 1, BY)
     await keeper.accept(submit(version=1, key=("run of test", "k", "b")), NOW)
     await keeper.accept_batch("batch", [submit(), submit()], ("batch", "k", "b"), NOW)
     run = submit()

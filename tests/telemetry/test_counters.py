@@ -49,6 +49,18 @@ def test_the_page_explains_every_metric_with_its_labels() -> None:
     assert said == [(one.name, list(one.labels), one.kind) for one in METRICS]
 
 
+def test_runs_of_registered_versions_are_also_counted_by_version() -> None:
+    counters = Counters()
+    ended = [Event(1, 1.0, "run.completed", 1)]
+    for version in (None, 3, 4, 4):
+        counters.add_events(graph(), ended, version)
+    assert counters.counts["dovetail_runs_total"] == {("f", "COMPLETED"): 4}
+    assert counters.counts["dovetail_runs_by_version_total"] == {
+        ("f", "3", "COMPLETED"): 1,
+        ("f", "4", "COMPLETED"): 2,
+    }
+
+
 def test_label_sets_from_callers_are_bounded() -> None:
     counters = Counters()
     for number in range(MAX_LABEL_SETS + 50):

@@ -37,6 +37,12 @@ async def breaks(config, ctx):
 @handler
 def gives(config, ctx):
     return config
+
+@handler
+def shaky(config, ctx):
+    if not Path(config["file"]).exists():
+        raise RuntimeError(f"attempt {ctx.attempt} breaks")
+    return "steady"
 """
 
 

@@ -184,9 +184,53 @@ def test_selected_runs_are_retried_together_and_each_outcome_is_shown(
     for one in (run_id, done):
         page.get_by_label(f"Select run {one}").check()
     page.get_by_role("group", name="Selected runs").get_by_role("button", name="Retry").click()
-    dialog = page.get_by_role("dialog")
-    expect(dialog).to_contain_text("1 of 2 done.")
-    expect(dialog.get_by_role("listitem").filter(has_text=done[:8])).not_to_contain_text("done")
+    # The list then shows just these runs, live, and what became of each.
+    expect(page.get_by_role("heading", name="Retried runs")).to_be_visible()
+    expect(page.get_by_text("1 of 2 retried")).to_be_visible()
+    rows = page.get_by_role("listitem")
+    expect(rows).to_have_count(2)
+    expect(rows.filter(has_text=run_id[:8])).to_contain_text("done")
+    expect(rows.filter(has_text=done[:8])).to_contain_text("name the node to rerun it from")
+    page.reload()
+    expect(page.get_by_text("1 of 2 retried")).to_be_visible()
+    page.get_by_role("link", name="Back to the list").click()
+    expect(page.get_by_role("heading", name="Runs", exact=True)).to_be_visible()
+
+
+def test_new_runs_and_counts_come_into_an_open_list_without_a_reload(
+    server: Server, open_page: OpenPage
+) -> None:
+    name = f"fresh-{uuid4().hex[:8]}"
+    server.client().register({"name": name, "nodes": [node("a", "gives", n=1)]})
+    page = open_page(f"{server.url}/#/runs?workflow={name}")
+    expect(page.get_by_text("No run matches.")).to_be_visible()
+    page.wait_for_timeout(300)
+    polls: list[str] = []
+    page.on("request", lambda request: polls.append(request.url))
+    page.wait_for_timeout(2500)
+    assert polls == []
+    server.client().post(f"/workflows/{name}/runs", {"params": {}})
+    expect(page.get_by_role("listitem")).to_have_count(1)
+    expect(page.get_by_role("listitem")).to_contain_text("completed")
+    expect(page.get_by_role("button", name="completed")).to_have_text(re.compile(r"completed 1$"))
+    expect(page.locator(".sparkline")).to_contain_text("1 run in 24 hours, 0 failed")
+
+
+def test_runs_are_filtered_by_time_and_the_sparkline_leads_to_an_hour(
+    server: Server, open_page: OpenPage
+) -> None:
+    run_id, _ = failing(server)
+    page = open_page(f"{server.url}/#/runs?q={run_id}")
+    expect(page.get_by_role("listitem")).to_have_count(1)
+    page.get_by_label("Time", exact=True).select_option("15m")
+    expect(page).to_have_url(re.compile("time=15m"))
+    expect(page.get_by_role("listitem")).to_have_count(1)
+    page.goto(f"{server.url}/#/runs?q={run_id}&before=2020-01-01T00:00:00Z")
+    expect(page.get_by_text("No run matches.")).to_be_visible()
+    page.goto(f"{server.url}/#/runs")
+    page.locator(".bars a[tabindex='0']").last.click()
+    expect(page).to_have_url(re.compile("after=.*&before="))
+    expect(page.get_by_role("listitem").filter(has_text=run_id[:8])).to_have_count(1)
 
 
 def test_the_panel_of_a_node_has_its_link_and_shows_config_inputs_and_attempts(
@@ -196,7 +240,7 @@ def test_the_panel_of_a_node_has_its_link_and_shows_config_inputs_and_attempts(
     page = open_page(f"{server.url}/#/runs/{run_id}/nodes?node=report")
     panel = page.get_by_role("complementary")
     expect(panel).to_contain_text("A node before it failed. The cause is fetch.")
-    panel.get_by_role("link", name="fetch").click()
+    panel.get_by_role("link", name="fetch").first.click()
     expect(panel).to_contain_text("there is no price")
     expect(panel).to_contain_text("Config as defined")
     assert page.url.endswith(f"#/runs/{run_id}/nodes?node=fetch")

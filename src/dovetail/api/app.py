@@ -69,6 +69,7 @@ _ROUTERS = (
     (logs.router, PREFIX),
     (batches.router, PREFIX),
     (operations.limits_router, PREFIX),
+    (operations.limit_history_router, PREFIX),
     (operations.workers_router, PREFIX),
     (operations.health_router, ""),
     (operations.metrics_router, ""),
@@ -111,7 +112,7 @@ def create_app(service: ApiService, version: str, answered: Answered | None = No
             settings.trusted_proxies,
         ),
         hosts=[*settings.allowed_hosts, *service.hosts],
-        tokens=Tokens(settings.tokens),
+        tokens=Tokens(settings.tokens, settings.named_tokens),
         is_static=page.holds,
     )
     return RequestContext(Heads(guard), closing=service.closing, answered=answered)

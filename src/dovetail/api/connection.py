@@ -3,7 +3,7 @@
 A client that connects and sends nothing holds a descriptor. So it has a time limit for its request,
 and above a number of connections the oldest idle one is closed for the next. If none is idle, the
 next one may only ask for health. Of pieces that arrive together a few are read in each turn of the
-event loop, those that ask for health first. Bytes that are no request get a problem as their reply.
+event loop, requests for health first. Bytes that are no request get a problem as their reply.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ class Crowd:
     def to_close(self, address: str) -> HttpConnection | None:
         """Which connection goes for a new one from this address; None if all of them are in use.
 
-        The oldest on which nobody has proved anything. Who has many makes room itself: others'
-        would be closed before their request is here.
+        The oldest one without a valid token. An address with many connections gives up one of its
+        own: otherwise other clients would lose theirs before they send a request.
         """
         same = self._by_address.get(address, {})
         crowd = same if len(same) > self.most // ADDRESS_SHARE else self._strangers or self._known

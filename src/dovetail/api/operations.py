@@ -18,7 +18,21 @@ from starlette.responses import PlainTextResponse, Response
 
 from dovetail.api.problems import KIND_OF, Refusal, answer
 from dovetail.api.request_body import BodyField, RequestBody, is_number, is_whole
-from dovetail.api.responses import AT, ENDED, RUN, Here, Reply, Time, json_answer, reply
+from dovetail.api.responses import (
+    AT,
+    ENDED,
+    RUN,
+    Cursor,
+    Here,
+    History,
+    Limit,
+    Reply,
+    Time,
+    json_answer,
+    page_size,
+    reply,
+)
+from dovetail.api.security import actor_of
 from dovetail.api.service import ApiService
 from dovetail.core.outputs import ONLY_SIZES
 from dovetail.core.states import NodeStatus, RunStatus
@@ -187,7 +201,39 @@ async def rate_limit(tag: str, here: Here) -> Response:
 )
 async def set_rate_limit(tag: str, request: Request, here: Here) -> Response:
     rate, burst = (await _SET_LIMIT.read(request, here)).fields.values()
-    return json_answer(await here.commands.set_rate_limit(tag, float(rate), burst or 1))
+    return json_answer(
+        await here.commands.set_rate_limit(tag, float(rate), burst or 1, actor=actor_of(request))
+    )
+
+
+limit_history_router = APIRouter(prefix="/rate-limit-history", tags=["rate limits"])
+
+
+@limit_history_router.get(
+    "/{tag:whole}",
+    summary="How the limit of a tag was changed, when and by whom; newest first",
+    response_model=History,
+    responses={
+        200: reply(
+            {
+                "items": [
+                    {
+                        "time": AT,
+                        "actor": "ci",
+                        "action": "limit",
+                        "details": {"rate_per_second": 20.0, "burst": 1, "from": None},
+                    }
+                ],
+                "next_cursor": None,
+            }
+        )
+    },
+)
+async def rate_limit_history(
+    tag: str, here: Here, limit: Limit = 50, cursor: Cursor = None
+) -> Response:
+    size = page_size(limit)
+    return json_answer(await here.commands.rate_limit_history(tag, limit=size, cursor=cursor))
 
 
 workers_router = APIRouter(tags=["fleet"])

@@ -203,6 +203,18 @@ class GraphEdge(Reply):
     )
 
 
+class Change(Reply):
+    time: Time
+    actor: str = Field(description="the token's name, or the first digits of its digest")
+    action: str = Field(description="`register`, `alias`, `delete` or `limit`")
+    details: dict[str, Any]
+
+
+class History(Reply):
+    items: list[Change]
+    next_cursor: str | None
+
+
 class GraphLayout(Reply):
     """`x` and `y` are the middle of a node's box, which is 180 wide and 40 high."""
 

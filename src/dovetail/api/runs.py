@@ -60,6 +60,7 @@ from dovetail.api.responses import (
     RunStatusName,
     Time,
     Warned,
+    header,
     json_answer,
     location,
     made_replies,
@@ -73,7 +74,7 @@ from dovetail.api.service import ApiService, unless
 from dovetail.core.outputs import LARGE_OUTPUT, OutputReference, looks_like_a_reference, reference
 from dovetail.core.run import RunState
 from dovetail.engine.api import Accepted
-from dovetail.engine.commands import MAX_MOVED_RUNS, check_run_ids
+from dovetail.engine.commands import MAX_COUNTED_HOURS, MAX_MOVED_RUNS, check_run_ids
 from dovetail.engine.ports import RunQuery
 from dovetail.engine.views import run_view, with_warnings
 
@@ -150,6 +151,17 @@ class Run(RunItem):
 class Runs(Reply):
     items: list[RunItem]
     next_cursor: str | None
+
+
+class CountedHour(Reply):
+    time: Time = Field(description="when the hour began, in UTC")
+    total: int = Field(description="runs that were created in this hour")
+    failed: int = Field(description="how many of them failed")
+
+
+class CountedRuns(Reply):
+    counts: dict[RunStatusName, int]
+    hours: list[CountedHour] = Field(description="oldest first")
 
 
 class Results(Reply):
@@ -428,11 +440,41 @@ async def list_runs(
     return json_answer(found)
 
 
+_RUN_HEADERS = {
+    **ETAG,
+    "Last-Event-ID": {
+        **header("with nodes: the `seq` of the last event that is in this answer"),
+        "required": False,
+    },
+}
+
+
+@router.get(
+    "/run-counts",
+    summary="How many runs there are in each status and in each of the last hours",
+    response_model=CountedRuns,
+    responses={
+        200: reply(
+            {
+                "counts": {"PENDING": 0, "RUNNING": 1, "COMPLETED": 7, "FAILED": 2, "CANCELLED": 0},
+                "hours": [{"time": AT, "total": 10, "failed": 2}],
+            }
+        )
+    },
+)
+async def run_counts(
+    here: Here,
+    workflow: str | None = None,
+    hours: Annotated[int, Query(ge=1, le=MAX_COUNTED_HOURS)] = 24,
+) -> Response:
+    return json_answer(await here.commands.run_counts(workflow=workflow or None, hours=hours))
+
+
 @router.get(
     "/runs/{run_id}",
     summary="A run and its nodes",
     response_model=Run,
-    responses={200: reply(_RUN, headers=ETAG), 304: NOT_MODIFIED},
+    responses={200: reply(_RUN, headers=_RUN_HEADERS), 304: NOT_MODIFIED},
 )
 async def get_run(
     run_id: str,
@@ -474,7 +516,9 @@ async def _run_answer(
         return answer_of(
             request, parts, read, here.answers, status=202, headers=location(f"runs/{run.id}")
         )
-    return answer_of(request, parts, read, here.answers, tag=tag_of_parts(parts))
+    headers = {"Last-Event-ID": str(run.seq)}
+    tag = tag_of_parts(parts)
+    return answer_of(request, parts, read, here.answers, headers=headers, tag=tag)
 
 
 def _is_whole(result: Any) -> bool:

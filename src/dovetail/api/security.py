@@ -9,16 +9,17 @@ from __future__ import annotations
 import hmac
 import re
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
 from ipaddress import ip_address
 from typing import Literal
 
+from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dovetail.api.problems import Refusal, refuse
-from dovetail.config import SettingsError, env_name
+from dovetail.config import NamedToken, SettingsError, env_name
 from dovetail.core.errors import one_line
 
 OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
@@ -26,6 +27,10 @@ OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
 READING_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 READING_POSTS = frozenset({"/api/v1/workflows/validate"})
 READ_SUFFIX = ":read"
+NAME_DIGITS = 8
+"""Of the SHA-256 of a token that has no name, in hex."""
+ANONYMOUS = "anonymous"
+"""The caller of a server without tokens."""
 
 _POLICY = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 PROTECTIVE_HEADERS = [
@@ -48,20 +53,30 @@ def page_policy(style: str) -> str:
 class Tokens:
     """The tokens of the settings, compared in constant time."""
 
-    def __init__(self, given: Iterable[str]) -> None:
+    def __init__(self, given: Iterable[str], named: Mapping[str, NamedToken] | None = None) -> None:
         self._known: list[tuple[bytes, Access]] = []
+        self._names: list[str] = []
+        for name, known in (named or {}).items():
+            self._known.append((_digest(known.token.encode()), known.scope))
+            self._names.append(name)
         for entry in given:
             token = entry.removesuffix(READ_SUFFIX)
             if not token:
                 raise SettingsError(f"{env_name('tokens')}: a token is empty; it would let all in")
             access: Access = "full" if token == entry else "read"
-            self._known.append((_digest(token.encode()), access))
+            digest = _digest(token.encode())
+            self._known.append((digest, access))
+            self._names.append(digest.hex()[:NAME_DIGITS])
 
     def __bool__(self) -> bool:
         return bool(self._known)
 
     def access(self, token: bytes) -> Access:
         return self.holder(token)[0]
+
+    def name(self, place: int) -> str:
+        """Of a token by its place: as `[tokens]` calls it, else the beginning of its digest."""
+        return self._names[place]
 
     def holder(self, token: bytes) -> tuple[Access, int]:
         """What it may do, and which of the settings' tokens it is."""
@@ -77,6 +92,12 @@ class Tokens:
 
 def _digest(token: bytes) -> bytes:
     return sha256(token).digest()
+
+
+def actor_of(request: Request) -> str:
+    """The caller, as histories and logs name it."""
+    name: str = request.scope.get("state", {}).get("actor", ANONYMOUS)
+    return name
 
 
 def check_binding(addresses: Sequence[str], tokens: Sequence[str]) -> None:
@@ -149,6 +170,7 @@ class Guard:
         if self._tokens and not is_open:
             only_reads = reads or scope["path"] in READING_POSTS
             state["token"] = self._check_token(given[b"authorization"], only_reads)
+            state["actor"] = self._tokens.name(state["token"])
         if not reads:
             self._check_origin(given[b"origin"], host)
         if not is_open and (visit := state.get("visit")) is not None:

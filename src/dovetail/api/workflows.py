@@ -10,6 +10,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from dovetail.api import responses
+from dovetail.api.problems import InvalidRequest
 from dovetail.api.request_body import (
     DEFINITION_SCHEMA,
     BodyField,
@@ -28,6 +29,7 @@ from dovetail.api.responses import (
     Cursor,
     GraphLayout,
     Here,
+    History,
     IfNoneMatch,
     Limit,
     ProblemFound,
@@ -40,9 +42,11 @@ from dovetail.api.responses import (
     reply,
     unless_known,
 )
+from dovetail.api.security import actor_of
 from dovetail.api.service import ApiService
+from dovetail.core.aliases import MAX_WEIGHTS
 from dovetail.core.definition.validation import Checked
-from dovetail.core.errors import Changed, InvalidDefinition, NotFound
+from dovetail.core.errors import Changed, InvalidDefinition, NotFound, Problem
 from dovetail.engine.ports import Seen
 
 router = APIRouter(prefix="/workflows", tags=["workflows"])
@@ -61,10 +65,16 @@ class Validation(Reply):
     layers: list[list[str]]
 
 
+_Weights = Annotated[
+    dict[str, float], Field(description="by version: how runs are divided between them")
+]
+AliasTarget = Annotated[int | _Weights, Field(description="a version's number, or weights")]
+
+
 class WorkflowItem(Reply):
     name: str
     latest_version: int
-    aliases: dict[str, int]
+    aliases: dict[str, AliasTarget]
     created_at: Time
     updated_at: Time
 
@@ -78,7 +88,7 @@ class Workflow(Reply):
     name: str
     version: int
     definition: dict[str, Any]
-    aliases: dict[str, int]
+    aliases: dict[str, AliasTarget]
     created_at: Time
 
 
@@ -112,16 +122,30 @@ class Difference(Reply):
 class Alias(Reply):
     name: str
     alias: str
-    version: int
+    version: int | None = Field(None, description="if it names one")
+    weights: _Weights | None = Field(None, description="if it divides runs between versions")
 
 
 _REGISTERED = {"name": "greet", "version": 1, "created": True}
-_ALIASES = {"latest": 2, "stable": 1}
+_ALIASES = {"latest": 2, "prod": {"1": 90, "2": 10}, "stable": 1}
 _DEFINITION = documented_body(DEFINITION_SCHEMA, DEFINITION_EXAMPLE)
 _ALIAS = RequestBody(
     "AliasRequest",
-    {"version": BodyField("a version's number", is_whole, {"type": "integer"}, required=True)},
-    {"version": 1},
+    {
+        "version": BodyField("a version's number", is_whole, {"type": ["integer", "null"]}),
+        "weights": BodyField(
+            'weights by version, such as {"3": 90, "4": 10}',
+            lambda value: isinstance(value, dict),
+            {
+                "type": ["object", "null"],
+                "additionalProperties": {"type": "number", "exclusiveMinimum": 0},
+                "minProperties": 1,
+                "maxProperties": MAX_WEIGHTS,
+                "description": "by a version's number; instead of `version`",
+            },
+        ),
+    },
+    {"weights": {"1": 90, "2": 10}},
 )
 IfMatch = Annotated[
     str | None,
@@ -157,7 +181,9 @@ async def register(
         except Changed as error:
             seen, refusal = _NEVER_SEEN, error  # the store knows whether it is the latest content
     try:
-        name, version, created = await here.commands.register(checked, seen=seen)
+        name, version, created = await here.commands.register(
+            checked, seen=seen, actor=actor_of(request)
+        )
     except Changed as error:
         raise refusal or error from None
     made = {"name": name, "version": version, "created": created}
@@ -319,16 +345,56 @@ async def delete(
     here: Here,
     if_match: IfMatch = None,
 ) -> Response:
-    await here.commands.delete_workflow(name, seen=await _seen(request, here, name))
+    seen = await _seen(request, here, name)
+    await here.commands.delete_workflow(name, seen=seen, actor=actor_of(request))
     return Response(status_code=204)
+
+
+@router.delete(
+    "/{name}/versions/{version}",
+    summary="Forget a version that no alias names; its runs stay",
+    status_code=204,
+    responses={409: {}, 412: {}},
+)
+async def delete_version(
+    name: str, version: str, request: Request, here: Here, if_match: IfMatch = None
+) -> Response:
+    seen = await _seen(request, here, name)
+    await here.commands.delete_version(name, version, seen=seen, actor=actor_of(request))
+    return Response(status_code=204)
+
+
+@router.get(
+    "/{name}/history",
+    summary="What was done to a workflow, when and by whom; newest first",
+    response_model=History,
+    responses={
+        200: reply(
+            {
+                "items": [
+                    {
+                        "time": AT,
+                        "actor": "ci",
+                        "action": "alias",
+                        "details": {"alias": "prod", "weights": {"1": 90, "2": 10}, "from": 1},
+                    }
+                ],
+                "next_cursor": None,
+            }
+        )
+    },
+)
+async def history(name: str, here: Here, limit: Limit = 50, cursor: Cursor = None) -> Response:
+    size = page_size(limit)
+    return json_answer(await here.commands.workflow_history(name, limit=size, cursor=cursor))
 
 
 @router.put(
     "/{name}/aliases/{alias}",
-    summary="Let an alias name a version",
+    summary="Let an alias name a version, or divide runs between versions by weights",
     response_model=Alias,
     responses={
-        200: reply({"name": "greet", "alias": "stable", "version": 1}),
+        200: reply({"name": "greet", "alias": "prod", "weights": {"1": 90, "2": 10}}),
         409: {},
         412: {},
     },
@@ -337,10 +403,14 @@ async def delete(
 async def set_alias(
     name: str, alias: str, request: Request, here: Here, if_match: IfMatch = None
 ) -> Response:
-    body = await _ALIAS.read(request, here)
+    version, weights = (await _ALIAS.read(request, here)).fields.values()
+    if (version is None) == (weights is None):
+        message = "give either a version's number or weights by version"
+        raise InvalidRequest([Problem("invalid_field", message, "version")])
     seen = await _seen(request, here, name)
-    version = body.fields["version"]
-    return json_answer(await here.commands.set_alias(name, alias, version, seen=seen))
+    target = weights if version is None else version
+    actor = actor_of(request)
+    return json_answer(await here.commands.set_alias(name, alias, target, seen=seen, actor=actor))
 
 
 @router.delete(
@@ -352,5 +422,6 @@ async def set_alias(
 async def delete_alias(
     name: str, alias: str, request: Request, here: Here, if_match: IfMatch = None
 ) -> Response:
-    await here.commands.delete_alias(name, alias, seen=await _seen(request, here, name))
+    seen = await _seen(request, here, name)
+    await here.commands.delete_alias(name, alias, seen=seen, actor=actor_of(request))
     return Response(status_code=204)

@@ -47,12 +47,15 @@ app = lazy_group(
         "workflows": lazy_group(
             "workflows",
             "Register workflows under their names, with versions.",
-            _at("definitions", "register", "list", "show", "diff", "delete", "alias"),
+            {
+                **_at("definitions", "register", "list", "show", "diff", "delete"),
+                **_at("definitions", "alias", "unalias", "history"),
+            },
         ),
         "limits": lazy_group(
             "limits",
             "Rate limits: how often nodes of a resource_tag may start.",
-            _at("limits", "list", "set"),
+            _at("limits", "list", "set", "history"),
         ),
         "documents": "dovetail.documents.commands",
     },

@@ -65,6 +65,7 @@ Cursor = Annotated[str | None, typer.Option(metavar="C", help="Go on where an ea
 Version = Annotated[
     str | None, typer.Option(metavar="N", help="A version's number or alias; default: latest.")
 ]
+AliasName = Annotated[str, typer.Argument(metavar="ALIAS", help="Such as prod.")]
 WorkflowName = Annotated[str, typer.Argument(metavar="NAME", help="A registered workflow.")]
 Detach = Annotated[bool, typer.Option("--detach", help="Do not wait; on a server only.")]
 

@@ -203,6 +203,23 @@ def print_page(
     print_reply(page, lines, as_json=as_json)
 
 
+def print_history(page: Mapping[str, Any], *, as_json: bool) -> None:
+    """Print a page of changes, with who made them."""
+    import json
+
+    def row(change: dict[str, Any]) -> Line:
+        details = json.dumps(change["details"], ensure_ascii=False)
+        return [
+            (change["time"] or "", ""),
+            (plain(change["actor"]), "bold"),
+            (plain(change["action"]), ""),
+            (plain(details), "dim"),
+        ]
+
+    head = ("TIME", "ACTOR", "ACTION", "DETAILS")
+    print_page(page, head, row, empty="nothing was changed", as_json=as_json)
+
+
 def headed(head: Sequence[str], rows: Iterable[Line]) -> Iterator[Line]:
     """A table with the names of its columns, as wide as the terminal."""
     return table([[(name, "dim") for name in head], *rows], room())

@@ -127,7 +127,7 @@ def _port(
     from dovetail.api.security import Tokens
     from dovetail.telemetry.metrics import CONTENT_TYPE, MetricsPort
 
-    tokens = Tokens(settings.tokens)
+    tokens = Tokens(settings.tokens, settings.named_tokens)
 
     def asked() -> ServiceFacts:
         """In the thread of the request, over a connection of its own: the loop may be busy."""

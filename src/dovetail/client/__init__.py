@@ -32,6 +32,7 @@ from dovetail.client.answers import (
     BatchRun,
     Event,
     FeedEvent,
+    HistoryPage,
     InspectedNode,
     Layout,
     LoggedLine,
@@ -39,6 +40,7 @@ from dovetail.client.answers import (
     Page,
     Repaired,
     Run,
+    RunCounts,
     RunNode,
     RunOutcome,
     WorkflowDiff,
@@ -57,6 +59,7 @@ from dovetail.client.arguments import (
     whole_number,
 )
 from dovetail.config import Settings, SettingsError, load_settings
+from dovetail.core.aliases import AliasTarget, check_weights
 from dovetail.core.errors import Conflict, DovetailError, StoreError
 from dovetail.engine.api import Accepted, EngineApi, log_lines
 from dovetail.engine.ports import LogQuery, RunQuery
@@ -198,9 +201,44 @@ class Dovetail:
             _own(await self._commands.workflow_graph(text("name", name), wanted))
         )
 
+    async def set_alias(
+        self,
+        name: str,
+        alias: str,
+        version: int | None = None,
+        *,
+        weights: Mapping[int | str, float] | None = None,
+    ) -> None:
+        """Let an alias name a version, or divide runs between versions by weights, such as
+        `weights={3: 90, 4: 10}`. The version of a run is chosen once, by its idempotency key, else
+        by its id. Raises `NotFound`, `InvalidParams`; `Conflict` for `latest`."""
+        if (version is None) == (weights is None):
+            raise TypeError("give either a version or weights")
+        target: AliasTarget = (
+            check_weights(weights) if version is None else whole_number("version", version)
+        )
+        await self._commands.set_alias(text("name", name), text("alias", alias), target)
+
     async def delete_alias(self, name: str, alias: str) -> None:
         """Forget an alias of a workflow. Raises `NotFound`; `Conflict` for `latest`."""
         await self._commands.delete_alias(text("name", name), text("alias", alias))
+
+    async def delete_version(self, name: str, version: int) -> None:
+        """Forget a version of a workflow; its finished runs stay. Raises `NotFound`; `Conflict`
+        for the latest one, and while an alias names it or a run of it is not finished."""
+        await self._commands.delete_version(text("name", name), whole_number("version", version))
+
+    async def workflow_history(
+        self, name: str, *, limit: int = 50, cursor: str | None = None
+    ) -> HistoryPage:
+        """What was done to a workflow, when and by whom, newest first; also of a deleted one.
+        Raises `NotFound` for a name that was never registered."""
+        page = await self._commands.workflow_history(
+            text("name", name),
+            limit=whole_number("limit", limit, least=1),
+            cursor=text_or_none("cursor", cursor),
+        )
+        return HistoryPage.from_api(_own(page))
 
     # --- runs --------------------------------------------------------------------------------
 
@@ -400,6 +438,12 @@ class Dovetail:
             cursor=text_or_none("cursor", cursor),
         )
         return Page.from_api(_own(await self._commands.list_runs(query)))
+
+    async def run_counts(self, *, workflow: str | None = None, hours: int = 24) -> RunCounts:
+        """How many runs are in each status, and in each of the last hours, at most 168."""
+        wanted = text_or_none("workflow", workflow)
+        number = whole_number("hours", hours, least=1)
+        return RunCounts.from_api(await self._commands.run_counts(workflow=wanted, hours=number))
 
     async def events(self, run_id: str, *, after: int = 0) -> AsyncIterator[Event]:
         """Every event after the one with the number `after`, live; ends with the run.

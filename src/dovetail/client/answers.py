@@ -41,6 +41,30 @@ class WorkflowVersion(_Answer):
 
 
 @dataclass(frozen=True, slots=True)
+class HistoryItem(_Answer):
+    """One change of a workflow or of a rate limit. `actor` is who made it; `details` depend on the
+    `action`: `register`, `alias`, `delete` or `limit`."""
+
+    time: str
+    actor: str
+    action: str
+    details: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryPage(_Answer):
+    """Changes, newest first; `next_cursor` is None on the last page."""
+
+    items: tuple[HistoryItem, ...]
+    next_cursor: str | None
+
+    @classmethod
+    def from_api(cls, fields: Mapping[str, Any]) -> HistoryPage:
+        items = tuple(map(HistoryItem.from_api, fields["items"]))
+        return cls(items, fields["next_cursor"])
+
+
+@dataclass(frozen=True, slots=True)
 class WorkflowDiff(_Answer):
     """What one version of a workflow has that another has not. `changed` has an `id` and `fields`,
     and of each field `from` and `to`, as has `workflow`."""
@@ -60,6 +84,15 @@ class Layout(_Answer):
     edges: list[dict[str, Any]]
     width: float
     height: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunCounts(_Answer):
+    """`counts` by status; `hours`, oldest first, have `time`, `total` (runs that were created in
+    this hour) and `failed` (how many of these failed)."""
+
+    counts: dict[str, int]
+    hours: list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ import orjson
 
 from dovetail.client.connection import Query, ServerConnection, findings_of
 from dovetail.config import Settings
+from dovetail.core.aliases import AliasTarget, check_weights
 from dovetail.core.definition.params import apply_params, apply_to_items
 from dovetail.core.definition.source import Source
 from dovetail.core.definition.validation import Checked, DefinitionLimits, check
@@ -96,9 +97,13 @@ class RemoteEngine:
         return Checked(workflow, errors, warnings, found["layers"])
 
     async def register(
-        self, definition: Source | Mapping[str, Any] | Checked, *, seen: Seen | None = None
+        self,
+        definition: Source | Mapping[str, Any] | Checked,
+        *,
+        seen: Seen | None = None,
+        actor: str | None = None,
     ) -> WorkflowVersion:
-        _without(seen)
+        _without(seen, actor)
         if isinstance(definition, Source) and definition.text is not None:
             body, form = _sent(definition)
         else:
@@ -128,20 +133,43 @@ class RemoteEngine:
         number = "latest" if version is None else str(version)
         return await self._get(at("workflows", name, "versions", number, "graph"))
 
-    async def delete_workflow(self, name: str, *, seen: Seen | None = None) -> None:
-        _without(seen)
+    async def delete_workflow(
+        self, name: str, *, seen: Seen | None = None, actor: str | None = None
+    ) -> None:
+        _without(seen, actor)
         await self._connection.call("DELETE", at("workflows", name))
 
-    async def set_alias(
-        self, name: str, alias: str, version: int, *, seen: Seen | None = None
-    ) -> dict[str, Any]:
-        _without(seen)
-        check_alias(alias)
-        return await self._put(at("workflows", name, "aliases", alias), _json({"version": version}))
+    async def delete_version(
+        self, name: str, version: int | str, *, seen: Seen | None = None, actor: str | None = None
+    ) -> None:
+        _without(seen, actor)
+        await self._connection.call("DELETE", at("workflows", name, "versions", str(version)))
 
-    async def delete_alias(self, name: str, alias: str, *, seen: Seen | None = None) -> None:
-        _without(seen)
+    async def set_alias(
+        self,
+        name: str,
+        alias: str,
+        target: AliasTarget,
+        *,
+        seen: Seen | None = None,
+        actor: str | None = None,
+    ) -> dict[str, Any]:
+        _without(seen, actor)
+        check_alias(alias)
+        is_plain = isinstance(target, int)
+        body = {"version": target} if is_plain else {"weights": check_weights(target)}
+        return await self._put(at("workflows", name, "aliases", alias), _json(body))
+
+    async def delete_alias(
+        self, name: str, alias: str, *, seen: Seen | None = None, actor: str | None = None
+    ) -> None:
+        _without(seen, actor)
         await self._connection.call("DELETE", at("workflows", name, "aliases", alias))
+
+    async def workflow_history(
+        self, name: str, *, limit: int = 50, cursor: str | None = None
+    ) -> dict[str, Any]:
+        return await self._get(at("workflows", name, "history"), limit=limit, cursor=cursor)
 
     # ── runs ─────────────────────────────────────────────────────────────────────────────
 
@@ -285,6 +313,9 @@ class RemoteEngine:
                 path = at("runs", run["run_id"], "result")
                 run["result"] = await self._connection.call("GET", path, query={"partial": "true"})
         return page
+
+    async def run_counts(self, *, workflow: str | None = None, hours: int = 24) -> dict[str, Any]:
+        return await self._get(at("run-counts"), workflow=workflow, hours=hours)
 
     async def results(self, run_id: str, *, partial: bool = False) -> dict[str, Any]:
         query = {"partial": "true", **FULL} if partial else FULL
@@ -450,7 +481,15 @@ class RemoteEngine:
     async def rate_limit(self, tag: str) -> dict[str, Any]:
         return await self._get(at("rate-limits", tag))
 
-    async def set_rate_limit(self, tag: str, rate_per_second: float, burst: int) -> dict[str, Any]:
+    async def rate_limit_history(
+        self, tag: str, *, limit: int = 50, cursor: str | None = None
+    ) -> dict[str, Any]:
+        return await self._get(at("rate-limit-history", tag), limit=limit, cursor=cursor)
+
+    async def set_rate_limit(
+        self, tag: str, rate_per_second: float, burst: int, *, actor: str | None = None
+    ) -> dict[str, Any]:
+        _without(None, actor)
         body = self._as_json({"rate_per_second": rate_per_second, "burst": burst})
         return await self._put(at("rate-limits", tag), body)
 
@@ -506,8 +545,9 @@ def at(*names: str) -> str:
     return "/api/v1/" + "/".join(quote(name, safe="") for name in names)
 
 
-def _without(seen: Seen | None) -> None:
+def _without(seen: Seen | None, actor: str | None) -> None:
     assert seen is None, "the client sends no If-Match"  # noqa: S101
+    assert actor is None, "the server knows its caller by the token"  # noqa: S101
 
 
 def _sent(definition: Source) -> tuple[bytes, str]:

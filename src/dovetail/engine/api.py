@@ -11,6 +11,7 @@ from dataclasses import replace
 from math import inf
 from typing import Any, Literal, NamedTuple, Protocol
 
+from dovetail.core.aliases import AliasTarget
 from dovetail.core.definition.source import Source
 from dovetail.core.definition.validation import Checked
 from dovetail.core.errors import Problem
@@ -77,9 +78,16 @@ class EngineApi(Protocol):
         ...
 
     async def register(
-        self, definition: Source | Mapping[str, Any] | Checked, *, seen: Seen | None = None
+        self,
+        definition: Source | Mapping[str, Any] | Checked,
+        *,
+        seen: Seen | None = None,
+        actor: str | None = None,
     ) -> WorkflowVersion:
-        """Keep a definition under its name. Raises `InvalidDefinition`, or `Changed`."""
+        """Keep a definition under its name. Raises `InvalidDefinition`, or `Changed`.
+
+        `actor` is whom the history names for this change, here and below.
+        """
         ...
 
     async def workflow(self, name: str, version: int | str | None = None) -> dict[str, Any]: ...
@@ -95,18 +103,43 @@ class EngineApi(Protocol):
         """Where to draw the nodes and edges of a version; see `core/layout.py`."""
         ...
 
-    async def delete_workflow(self, name: str, *, seen: Seen | None = None) -> None:
+    async def delete_workflow(
+        self, name: str, *, seen: Seen | None = None, actor: str | None = None
+    ) -> None:
         """Raises `Changed`, or `Conflict` while runs of it are not finished."""
         ...
 
-    async def set_alias(
-        self, name: str, alias: str, version: int, *, seen: Seen | None = None
-    ) -> dict[str, Any]:
-        """Raises `InvalidParams` for a name that no alias may have, or `Changed`."""
+    async def delete_version(
+        self, name: str, version: int | str, *, seen: Seen | None = None, actor: str | None = None
+    ) -> None:
+        """Raises `Changed`, or `Conflict` while an alias names it, `latest` among them, or a run
+        of it is not finished."""
         ...
 
-    async def delete_alias(self, name: str, alias: str, *, seen: Seen | None = None) -> None:
+    async def set_alias(
+        self,
+        name: str,
+        alias: str,
+        target: AliasTarget,
+        *,
+        seen: Seen | None = None,
+        actor: str | None = None,
+    ) -> dict[str, Any]:
+        """Let it name a version, or divide runs between versions by weights. Raises `NotFound` for
+        a version that is not there, `InvalidParams` for a name or weights that cannot be, or
+        `Changed`."""
+        ...
+
+    async def delete_alias(
+        self, name: str, alias: str, *, seen: Seen | None = None, actor: str | None = None
+    ) -> None:
         """Raises `Changed`, or `Conflict` for `latest`."""
+        ...
+
+    async def workflow_history(
+        self, name: str, *, limit: int = 50, cursor: str | None = None
+    ) -> dict[str, Any]:
+        """What was done to a workflow, also a deleted one, and by whom; newest first."""
         ...
 
     # ── runs ─────────────────────────────────────────────────────────────────────────────
@@ -173,6 +206,11 @@ class EngineApi(Protocol):
 
     async def list_runs(self, query: RunQuery = ALL_RUNS) -> dict[str, Any]:
         """Raises `InvalidParams` for a status that does not exist."""
+        ...
+
+    async def run_counts(self, *, workflow: str | None = None, hours: int = 24) -> dict[str, Any]:
+        """How many runs are in each status, and of each of the last hours how many were created
+        and how many of these failed. Raises `InvalidParams` for a number of hours out of bounds."""
         ...
 
     async def results(self, run_id: str, *, partial: bool = False) -> dict[str, Any]:
@@ -339,7 +377,15 @@ class EngineApi(Protocol):
         """The limit of a tag; the default for a tag without one of its own."""
         ...
 
-    async def set_rate_limit(self, tag: str, rate_per_second: float, burst: int) -> dict[str, Any]:
+    async def rate_limit_history(
+        self, tag: str, *, limit: int = 50, cursor: str | None = None
+    ) -> dict[str, Any]:
+        """How it was changed, and by whom; newest first."""
+        ...
+
+    async def set_rate_limit(
+        self, tag: str, rate_per_second: float, burst: int, *, actor: str | None = None
+    ) -> dict[str, Any]:
         """For every process that shares the store. Raises `InvalidParams`."""
         ...
 

@@ -65,6 +65,8 @@ class RunningTask:
         self.inside = False
         """The handler's own code has the thread: it may be interrupted."""
         self.expired = False
+        self.is_warned = False
+        """Its log says that it runs beyond its timeout."""
         self.stopped_at: float | None = None
         """When the handler was stopped."""
         self.interrupting = False
@@ -306,23 +308,23 @@ class Stops(Protocol):
 
 
 class LeaseThread:
-    """A thread with an event loop, for all seats of a process."""
+    """A thread with an event loop, for all blocking workers of a process."""
 
     def __init__(
         self,
         duties: Callable[[], AbstractAsyncContextManager[LeaseThreadTasks]],
-        kept_up: Callable[[str, Callable[[], Awaitable[None]]], Coroutine[Any, Any, None]],
+        supervise: Callable[[str, Callable[[], Awaitable[None]]], Coroutine[Any, Any, None]],
         on_crash: Callable[[BaseException], None],
         *,
         lease_seconds: float,
         give_back_at: Callable[[], float],
         confirm: Callable[[], None],
     ) -> None:
-        """`kept_up` begins a duty anew while a store is away; `give_back_at` says by which time of
-        the wall clock whatever still runs is given back; `confirm` returns once all that the seats
-        have told has arrived."""
+        """`supervise` restarts a duty while a store is away. At `give_back_at`, a wall time,
+        running tasks are given back. `confirm` returns when all reports of the workers have
+        arrived."""
         self._open = duties
-        self._kept_up = kept_up
+        self._supervise = supervise
         self._on_crash = on_crash
         self._lease_seconds = lease_seconds
         self._give_back_at = give_back_at
@@ -386,7 +388,7 @@ class LeaseThread:
     def _main(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_until_complete(self._kept_up("watch", self._run))
+            self._loop.run_until_complete(self._supervise("watch", self._run))
         except BaseException as error:
             self._on_crash(error)
 
@@ -398,8 +400,8 @@ class LeaseThread:
                 keep_leases, duties.task_source, self._holding, self._ordered, self._lease_seconds
             )
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._kept_up("leases", renewing))
-                group.create_task(self._kept_up("orders to stop", self._hear_stops))
+                group.create_task(self._supervise("leases", renewing))
+                group.create_task(self._supervise("orders to stop", self._hear_stops))
                 group.create_task(self._look_around())
 
     async def _ready(self) -> LeaseThreadTasks:
@@ -452,7 +454,9 @@ class LeaseThread:
     def _look_at(self, held: RunningTask) -> None:
         age, limit = _age(held), held.task.timeout_seconds
         if age >= limit + LATE_SECONDS and not held.is_finished():
-            if not held.expired:
+            # The pool may have interrupted it already: it caught that, and goes on.
+            if not held.is_warned:
+                held.is_warned = True
                 self._warn_of_timeout(held)
             held.expired = True
             held.stop()

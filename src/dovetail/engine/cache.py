@@ -1,7 +1,6 @@
 """The node cache: whether another node's output is the answer for a node that is about to start.
 
-What has to be equal for that is said in `core.caching`. What it must not know: how a store keeps
-outputs.
+`core.caching` has the rule of what must be equal. Stores keep the outputs.
 """
 
 from __future__ import annotations
@@ -74,10 +73,10 @@ class NodeCache:
         if SECRETS in reads and self._secrets is not None:
             facts[SECRETS] = secrets_digest(self._secrets)
         if any(read == NAMES or read.startswith(INPUT) for read in reads):
-            told = await of_parents(reads)
-            if told is None:
+            digests = await of_parents(reads)
+            if digests is None:
                 return None
-            facts |= told
+            facts |= digests
         lacking = {*reads} - facts.keys()
         if lacking == {SECRETS}:
             return caching._replace(facts=facts)

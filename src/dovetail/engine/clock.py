@@ -1,7 +1,7 @@
 """Wall time that never jumps: where it started, plus what a steady counter says.
 
 A run's times are stored, so they are wall times; but a timer must not fire an hour late
-because somebody set the clock back.
+because the clock was set back.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, cast
 
 import orjson
 
+from dovetail.core.aliases import AliasTarget, check_weights, choose_version, main_version
 from dovetail.core.attempts import is_about_attempts
 from dovetail.core.audit.event_check import audit, inconsistencies
 from dovetail.core.audit.journal_check import verify
@@ -68,6 +69,7 @@ from dovetail.engine.node_detail import NodeDetail
 from dovetail.engine.ports import (
     ALL_LINES,
     ALL_RUNS,
+    Author,
     Driver,
     DurableStore,
     Feed,
@@ -89,6 +91,7 @@ from dovetail.engine.views import (
     result,
     run_snapshot,
     run_view,
+    timestamp,
     with_warnings,
 )
 
@@ -103,6 +106,8 @@ RETRY_BATCH_SIZE = 100
 """Runs of a batch, or of a list, that are retried together: they share commits."""
 MAX_MOVED_RUNS = 1_000
 """That one call retries or cancels."""
+MAX_COUNTED_HOURS = 168
+"""A week."""
 MAX_BATCHES_PER_PAGE = 100
 """In a page: each is counted."""
 MAX_SEARCHED_RUNS = 5_000
@@ -200,6 +205,8 @@ class Commands:
     """Notifications that were given up, where messages do not travel between processes."""
     max_config_bytes: int = MAX_CONFIG_SIZE
     """Of a node's rendered config."""
+    actor: str = "unknown"
+    """Whom a history names for a change that is made here, where the call names nobody else."""
     _compiled: dict[Any, _Compiled] = field(default_factory=dict)
     _layouts: dict[bytes, dict[str, Any]] = field(default_factory=dict)
     """By a digest of the nodes and their dependencies."""
@@ -216,11 +223,18 @@ class Commands:
         return self.validate(definition)
 
     async def register(
-        self, definition: Source | Mapping[str, Any] | Checked, *, seen: Seen | None = None
+        self,
+        definition: Source | Mapping[str, Any] | Checked,
+        *,
+        seen: Seen | None = None,
+        actor: str | None = None,
     ) -> WorkflowVersion:
         workflow = await self._valid(definition)
         sha256, content = self.digest(workflow)
-        return await self.records.register(workflow.name, sha256, content, self.clock(), seen)
+        return await self.records.register(workflow.name, sha256, content, self._by(actor), seen)
+
+    def _by(self, actor: str | None) -> Author:
+        return Author(actor or self.actor, self.clock())
 
     async def workflow(self, name: str, version: int | str | None = None) -> dict[str, Any]:
         return await self.records.workflow(name, version)
@@ -247,17 +261,38 @@ class Commands:
                 f"({one_line(' '.join(str(error).split()), 200)}): register it again"
             ) from None
 
-    async def delete_workflow(self, name: str, *, seen: Seen | None = None) -> None:
-        await self.records.delete_workflow(name, seen)
+    async def delete_workflow(
+        self, name: str, *, seen: Seen | None = None, actor: str | None = None
+    ) -> None:
+        await self.records.delete_workflow(name, self._by(actor), seen)
+
+    async def delete_version(
+        self, name: str, version: int | str, *, seen: Seen | None = None, actor: str | None = None
+    ) -> None:
+        await self.records.delete_version(name, version, self._by(actor), seen)
 
     async def set_alias(
-        self, name: str, alias: str, version: int, *, seen: Seen | None = None
+        self,
+        name: str,
+        alias: str,
+        target: AliasTarget,
+        *,
+        seen: Seen | None = None,
+        actor: str | None = None,
     ) -> dict[str, Any]:
         check_alias(alias)
-        return await self.records.set_alias(name, alias, version, seen)
+        target = target if isinstance(target, int) else check_weights(target)
+        return await self.records.set_alias(name, alias, target, self._by(actor), seen)
 
-    async def delete_alias(self, name: str, alias: str, *, seen: Seen | None = None) -> None:
-        await self.records.delete_alias(name, alias, seen)
+    async def delete_alias(
+        self, name: str, alias: str, *, seen: Seen | None = None, actor: str | None = None
+    ) -> None:
+        await self.records.delete_alias(name, alias, self._by(actor), seen)
+
+    async def workflow_history(
+        self, name: str, *, limit: int = 50, cursor: str | None = None
+    ) -> dict[str, Any]:
+        return await self.records.history("workflow", name, limit=limit, cursor=cursor)
 
     async def workflow_graph(self, name: str, version: int | str | None = None) -> dict[str, Any]:
         return await self._layout((await self._compile(name, version)).graph)
@@ -283,19 +318,47 @@ class Commands:
             raise InvalidDefinition(checked.errors)
         return checked.workflow
 
-    async def _compile(self, given: Given, version: int | str | None) -> _Compiled:
-        """The graph to run; the same one for the same definition, as far as that is cheap."""
-        if isinstance(given, str):
-            number = await self.records.version_of(given, version)
-            key: Any = (given, number)
-            if key not in self._compiled:
-                await self.learn_handlers()
-                self._remember(key, await self._registered(given, number), number, None, None)
-            return self._compiled[key]
+    async def _compile(
+        self, given: Given, version: int | str | None, key: str | None = None
+    ) -> _Compiled:
+        """The graph to run; the same one for the same definition, as far as that is cheap.
+
+        An alias with weights gives the version that it has for this key; without a key, its main
+        version.
+        """
+        (compiled,) = await self._compile_each(given, version, [key])
+        return compiled
+
+    async def _compile_each(
+        self, given: Given, version: int | str | None, keys: Sequence[str | None]
+    ) -> list[_Compiled]:
+        """The same for several runs, with one look at the alias."""
+        if not isinstance(given, str):
+            return [await self._compile_definition(given, version)] * len(keys)
+        target = await self.records.target_of(given, version)
+        if isinstance(target, int):
+            return [await self._compile_version(given, target)] * len(keys)
+        numbers = [
+            main_version(target) if key is None else choose_version(target, given, key)
+            for key in keys
+        ]
+        compiled = {one: await self._compile_version(given, one) for one in sorted({*numbers})}
+        return [compiled[number] for number in numbers]
+
+    async def _compile_version(self, name: str, version: int) -> _Compiled:
+        key = (name, version)
+        if key not in self._compiled:
+            await self.learn_handlers()
+            self._remember(key, await self._registered(name, version), version, None, None)
+        return self._compiled[key]
+
+    async def _compile_definition(
+        self, given: Source | Mapping[str, Any] | Checked, version: int | str | None
+    ) -> _Compiled:
         if version is not None:
             message = "a version is of a registered workflow; this is a definition"
             raise InvalidParams([Problem("invalid_field", message, "version")])
-        key = id(given)
+        key: Any = id(given)
         if not isinstance(given, Checked) or key not in self._compiled:
             workflow = await self._valid(given)
             self._remember(key, workflow, None, self.digest(workflow)[0], given)
@@ -322,15 +385,15 @@ class Commands:
     ) -> Accepted:
         params = {} if params is None else params
         request = KeyedRequest("run", _name(workflow), version, params, idempotency_key)
+        run_id = new_id()
         try:
-            compiled = await self._compile(workflow, version)
+            compiled = await self._compile(workflow, version, idempotency_key or run_id)
             given, warnings = check_params(compiled.params, params)
         except (InvalidDefinition, NotFound) as refusal:
             known_run = await self._made_before(request, workflow, refusal)
             return Accepted(known_run, created=False)
         key = request.key(compiled.sha256)
         where = None if place is None else (await self.records.batch_number(place[0]), place[1])
-        run_id = new_id()
         submit = Submit(run_id, compiled.graph, given, compiled.version, key=key, place=where)
         try:
             await self.orchestrator.submit(submit)
@@ -351,7 +414,9 @@ class Commands:
         body = {"params": params, "from": from_node}
         request = KeyedRequest("fork", run_id, version, body, idempotency_key)
         try:
-            fork = await self._planned_fork(run_id, definition, version, params, from_node)
+            fork = await self._planned_fork(
+                run_id, definition, version, params, from_node, idempotency_key
+            )
         except (InvalidDefinition, NotFound) as refusal:
             given: Given = "" if definition is None else definition
             return Accepted(await self._made_before(request, given, refusal), created=False)
@@ -385,21 +450,24 @@ class Commands:
         version: int | str | None,
         params: Mapping[str, Any] | None,
         from_node: str | None,
+        idempotency_key: str | None = None,
     ) -> _PlannedFork:
         if definition is not None and version is not None:
             message = "give a definition or a version of the run's workflow, not both"
             raise InvalidParams([Problem("invalid_field", message, "version")])
         old = await self.store.load(run_id)
+        fork_id = new_id()
         graph, schema, number, sha256 = old.graph, None, old.version, None
         if definition is not None or version is not None:
             given: Given = old.graph.name if definition is None else definition
-            graph, schema, number, sha256, _ = await self._compile(given, version)
+            key = idempotency_key or fork_id
+            graph, schema, number, sha256, _ = await self._compile(given, version, key)
         else:
             schema = None if graph.workflow is None else graph.workflow.params
             if self.drives:
                 self._check_handlers(old)
         checked, warnings = check_params(schema, old.params if params is None else params)
-        submit = Submit(new_id(), graph, checked, number, forked_from=run_id)
+        submit = Submit(fork_id, graph, checked, number, forked_from=run_id)
         return _PlannedFork(submit, plan_fork(old, submit, from_node), warnings, sha256)
 
     async def _made_before(
@@ -472,6 +540,25 @@ class Commands:
         if search.keeps_all:
             return await self.records.list_runs(query)
         return await self._search_runs(query, search)
+
+    async def run_counts(self, *, workflow: str | None = None, hours: int = 24) -> dict[str, Any]:
+        if not 1 <= hours <= MAX_COUNTED_HOURS:
+            message = f"{hours} is no number of hours; from 1 to {MAX_COUNTED_HOURS}"
+            raise InvalidParams([Problem("invalid_field", message, "hours")])
+        last = self.clock() // 3600 * 3600
+        starts = [last - 3600 * back for back in range(hours - 1, -1, -1)]
+        tally = await self.records.count_runs(workflow, [*starts, last + 3600])
+        return {
+            "counts": {status.value: tally.by_status.get(status.value, 0) for status in RunStatus},
+            "hours": [
+                {
+                    "time": timestamp(start),
+                    "total": sum(created.values()),
+                    "failed": created.get(RunStatus.FAILED.value, 0),
+                }
+                for start, created in zip(starts, tally.created, strict=True)
+            ],
+        }
 
     async def _search_runs(self, query: RunQuery, search: RunSearch) -> dict[str, Any]:
         """A page that may be short or empty though another follows: each request examines so many
@@ -878,15 +965,19 @@ class Commands:
         idempotency_key: str | None = None,
     ) -> dict[str, Any]:
         request = KeyedRequest("batch", _name(workflow), version, list(items), idempotency_key)
+        run_ids = [new_id() for _ in items]
         try:
-            compiled = await self._compile(workflow, version)
-            given, warnings = check_items(compiled.params, items)
+            # By their ids: an idempotency key is the batch's, and its runs are divided too.
+            compiled = await self._compile_each(workflow, version, run_ids or [None])
+            given, warnings = check_items([one.params for one in compiled][: len(items)], items)
         except (InvalidDefinition, NotFound) as refusal:
             known_batch = await self._made_before(request, workflow, refusal)
             return {"batch_id": known_batch, "count": len(items), "created": False}
-        graph, number = compiled.graph, compiled.version
-        submits = [Submit(new_id(), graph, params, number) for params in given]
-        key = request.key(compiled.sha256)
+        submits = [
+            Submit(run_id, one.graph, params, one.version)
+            for run_id, one, params in zip(run_ids, compiled, given, strict=True)
+        ]
+        key = request.key(compiled[0].sha256)
         batch_id = new_id()
         try:
             decisions: Sequence[Any] | None = await self.store.create_batch(
@@ -998,7 +1089,14 @@ class Commands:
         rate, burst = (await self.rates.all()).get(tag, (DEFAULT_RATE, DEFAULT_BURST))
         return {"tag": tag, "rate_per_second": rate, "burst": burst}
 
-    async def set_rate_limit(self, tag: str, rate_per_second: float, burst: int) -> dict[str, Any]:
+    async def rate_limit_history(
+        self, tag: str, *, limit: int = 50, cursor: str | None = None
+    ) -> dict[str, Any]:
+        return await self.records.history("limit", tag, limit=limit, cursor=cursor)
+
+    async def set_rate_limit(
+        self, tag: str, rate_per_second: float, burst: int, *, actor: str | None = None
+    ) -> dict[str, Any]:
         """Set it for every process that shares the store."""
         if not 1 <= len(tag) <= MAX_LABEL_CHARS:
             message = f"a tag has 1 to {MAX_LABEL_CHARS} characters, not {len(tag):,}"
@@ -1012,7 +1110,7 @@ class Commands:
             problems.append(Problem("invalid_field", message, "burst"))
         if problems:
             raise InvalidParams(problems)
-        await self.rates.set(tag, rate_per_second, burst)
+        await self.rates.set(tag, rate_per_second, burst, self._by(actor))
         return await self.rate_limit(tag)
 
 

@@ -33,7 +33,8 @@ Start = tuple[str, str, Token]
 class HeldStarts:
     """Starts that a worker has claimed and whose results have not arrived yet.
 
-    Also those that wait for the loop to begin or to report them. The loop writes, the thread reads.
+    This includes starts that wait for the loop to begin or to report them. The loop writes, the
+    thread reads.
     """
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 
 from dovetail.engine.clock import Clock
-from dovetail.engine.ports import Records
+from dovetail.engine.ports import Author, Records
 
 DEFAULT_RATE = 10.0
 DEFAULT_BURST = 1
@@ -56,9 +56,10 @@ class TokenBucket:
         return True
 
     def set(self, rate_per_second: float, burst: int, now: float) -> None:
-        """From now on this rate and burst. What was started and booked counts on, as so many
-        tokens, of which nobody owes more than a burst: what is beyond that is a service that asked
-        for patience under the old limit, and who sets a new one has heard of it."""
+        """Use this rate and burst from now on. Starts and bookings still count, up to a burst.
+
+        More than a burst is owed only if a service asked for a pause under the old limit; a new
+        limit replaces that pause."""
         new = TokenBucket(rate_per_second, burst)
         if self.started > now:
             owed = min((self.started - now) * self.rate, new.burst)
@@ -134,9 +135,9 @@ class KeptLimits:
     async def all(self) -> dict[str, tuple[float, int]]:
         return {tag: (bucket.rate, bucket.burst) for tag, bucket in self._limits.all().items()}
 
-    async def set(self, tag: str, rate: float, burst: int) -> None:
+    async def set(self, tag: str, rate: float, burst: int, by: Author) -> None:
         await self._set(tag, rate, burst)
-        await self._records.set_limit(tag, rate, burst)
+        await self._records.set_limit(tag, rate, burst, by)
 
     async def refresh(self) -> None:
         """Take on what other processes have set."""
@@ -162,5 +163,5 @@ class SharedRates:
     async def all(self) -> dict[str, tuple[float, int]]:
         return {**self._configured, **await self._records.limits()}
 
-    async def set(self, tag: str, rate: float, burst: int) -> None:
-        await self._records.set_limit(tag, rate, burst)
+    async def set(self, tag: str, rate: float, burst: int, by: Author) -> None:
+        await self._records.set_limit(tag, rate, burst, by)

@@ -42,8 +42,11 @@ class Listener(Protocol):
         """Published nodes wait in the memory of this process: `depths` counts them by handler."""
         ...
 
-    def on_events(self, run_id: str, graph: Graph, events: Sequence[Event]) -> None:
-        """These were written just now, in this order."""
+    def on_events(
+        self, run_id: str, graph: Graph, events: Sequence[Event], version: int | None = None
+    ) -> None:
+        """These were written just now, in this order. `version` is the run's, if its definition is
+        registered."""
         ...
 
     def on_duration(self, handler: str, seconds: float) -> None:

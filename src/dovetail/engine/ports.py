@@ -23,6 +23,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import orjson
 
+from dovetail.core.aliases import AliasTarget
 from dovetail.core.audit.replay import JournalEntry
 from dovetail.core.caching import Caching, Facts
 from dovetail.core.effects import COMPLETED
@@ -236,12 +237,21 @@ class Rates(Protocol):
     """The rate limits of all processes on a store, as rate per second and burst by tag."""
 
     async def all(self) -> dict[str, tuple[float, int]]: ...
-    async def set(self, tag: str, rate: float, burst: int) -> None:
+    async def set(self, tag: str, rate: float, burst: int, by: Author) -> None:
         """For every process, from now on."""
         ...
 
 
-Seen = Mapping[str, int]
+class Author(NamedTuple):
+    """Of a change that a history keeps: who made it, and when."""
+
+    actor: str
+    time: float
+
+
+HistoryOf = Literal["workflow", "limit"]
+
+Seen = Mapping[str, AliasTarget]
 """A workflow as its caller has seen it: its aliases, `latest` among them; none if it was not there.
 
 A change that carries it is made only if the workflow is still so. Else `Changed` is raised, unless
@@ -268,6 +278,15 @@ class RunQuery:
 
 
 ALL_RUNS = RunQuery()
+
+
+class RunTally(NamedTuple):
+    """How many runs there are. A workflow's tally has its runs only."""
+
+    by_status: dict[str, int]
+    """A status without runs may be left out."""
+    created: list[dict[str, int]]
+    """By status, the runs that were created in each interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,24 +316,50 @@ class Records(Protocol):
     """What is kept beside runs, in the fields of the HTTP API."""
 
     async def register(
-        self, name: str, sha256: str, content: bytes, now: float, seen: Seen | None = None
+        self, name: str, sha256: str, content: bytes, by: Author, seen: Seen | None = None
     ) -> WorkflowVersion: ...
-    async def version_of(self, name: str, version: int | str | None = None) -> int: ...
+    async def target_of(self, name: str, version: int | str | None = None) -> AliasTarget:
+        """What a version's number or an alias names; without one the latest version, always a
+        version that is there. Raises `NotFound`."""
+        ...
+
     async def registered(self, name: str, version: int | str | None = None) -> Registered: ...
     async def workflow(self, name: str, version: int | str | None = None) -> dict[str, Any]: ...
     async def workflows(self, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]: ...
     async def versions(self, name: str) -> dict[str, Any]: ...
-    async def delete_workflow(self, name: str, seen: Seen | None = None) -> None: ...
+    async def delete_workflow(self, name: str, by: Author, seen: Seen | None = None) -> None: ...
+    async def delete_version(
+        self, name: str, version: int | str, by: Author, seen: Seen | None = None
+    ) -> int:
+        """Returns its number. Raises `NotFound`, `Changed`, or `Conflict` while an alias names it,
+        `latest` among them, or a run of it is not finished."""
+        ...
+
     async def set_alias(
-        self, name: str, alias: str, version: int, seen: Seen | None = None
+        self, name: str, alias: str, target: AliasTarget, by: Author, seen: Seen | None = None
     ) -> dict[str, Any]: ...
-    async def delete_alias(self, name: str, alias: str, seen: Seen | None = None) -> None:
+    async def delete_alias(
+        self, name: str, alias: str, by: Author, seen: Seen | None = None
+    ) -> None:
         """Raises `NotFound`, `Changed`, or `Conflict` for `latest`."""
+        ...
+
+    async def history(
+        self, of: HistoryOf, name: str, *, limit: int = 50, cursor: str | None = None
+    ) -> dict[str, Any]:
+        """The changes of a workflow, also a deleted one, or of a rate limit; newest first. Each is
+        written in the transaction of its change. Raises `NotFound` for a workflow that was never
+        registered."""
         ...
 
     async def find_run(self, prefix: str) -> str: ...
     async def list_runs(self, query: RunQuery = ALL_RUNS) -> dict[str, Any]:
         """Without regard to `q` and the times of creation: `Commands` searches."""
+        ...
+
+    async def count_runs(self, workflow: str | None, edges: Sequence[float]) -> RunTally:
+        """All runs, and those created between each time of `edges` and the next. Where clocks
+        differ, a run near an edge may be counted beside it."""
         ...
 
     async def summary(self, run_id: str, most: int | None = None) -> dict[str, Any]: ...
@@ -365,7 +410,7 @@ class Records(Protocol):
         self, batch_id: str, *, limit: int = 100, cursor: str | None = None, counts: bool = True
     ) -> dict[str, Any]: ...
     async def limits(self) -> dict[str, tuple[float, int]]: ...
-    async def set_limit(self, tag: str, rate: float, burst: int) -> None: ...
+    async def set_limit(self, tag: str, rate: float, burst: int, by: Author) -> None: ...
     async def doctor(self) -> list[DoctorFinding]: ...
 
 
@@ -596,7 +641,7 @@ class RateLimiter(Protocol):
         ...
 
     async def unbook(self, tag: str, count: int) -> None:
-        """So many of those that booked will not come."""
+        """Give back this many bookings: their nodes will not start."""
         ...
 
     async def slow(self, tag: str, until: float) -> None:

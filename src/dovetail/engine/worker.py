@@ -302,14 +302,15 @@ class Worker:
         open_call, report, on_lines = self._calls.open, self._report, self._has_lines
         at = now()
         pause_at = at + LEAD_SECONDS
+        held = getrefcount(me)
         while True:
             if not claimed:
                 self._driven = None
                 await self._refill()
-                at = now()
+                at, held = now(), getrefcount(me)
             if at > pause_at:
                 await asyncio.sleep(0)
-                at = now()
+                at, held = now(), getrefcount(me)
                 pause_at = at + LEAD_SECONDS
                 continue  # what was claimed may have been stopped meanwhile
             self._driven = task = claimed.popleft()
@@ -326,7 +327,6 @@ class Worker:
                 at = now()
                 continue
             context = copy_context()
-            held = getrefcount(me)
             try:
                 work = context.run(call.begin, task) if call.is_logged else call.begin(task)
                 waits_for = context.run(work.send, None)

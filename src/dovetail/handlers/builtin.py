@@ -46,7 +46,7 @@ async def sleep(config: SleepConfig, ctx: Context) -> dict[str, Any]:
             await ctx.cancelled.wait()
     except TimeoutError:
         return {"seconds": config.seconds}
-    raise PermanentError("told to stop while sleeping", type="cancelled")
+    raise PermanentError("stopped while sleeping", type="cancelled")
 
 
 class FailConfig(BaseModel):

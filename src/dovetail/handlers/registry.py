@@ -454,7 +454,7 @@ class Registry:
         return None if found is None else found.checkable_schema()
 
     def announced_schemas(self) -> dict[str, dict[str, Any]]:
-        """Name and alias → `config_schema`, without those that are too large to be announced."""
+        """Name and alias → `config_schema`, without schemas that are too large to be announced."""
         found = {name: known.checkable_schema() for name, known in self.items()}
         return {name: schema for name, schema in found.items() if schema and is_announced(schema)}
 

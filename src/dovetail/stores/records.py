@@ -11,6 +11,13 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from dovetail.core.aliases import (
+    AliasTarget,
+    decode_weights,
+    encode_weights,
+    main_version,
+    versions_named,
+)
 from dovetail.core.audit.replay import JournalEntry
 from dovetail.core.dag import Graph, build_graph
 from dovetail.core.definition.model import Workflow
@@ -18,7 +25,7 @@ from dovetail.core.errors import Changed, Conflict, InvalidParams, NotFound, Pro
 from dovetail.core.node_logs import LogChunk, StoredChunk, decode_lines
 from dovetail.core.outputs import OutputReference
 from dovetail.core.states import RunStatus
-from dovetail.engine.ports import Registered, RunQuery, Seen
+from dovetail.engine.ports import Author, HistoryOf, Registered, RunQuery, Seen
 from dovetail.engine.views import damage_error, receipt_view, summary_view, timestamp
 
 MAX_GRAPHS = 64
@@ -80,6 +87,8 @@ SHORTEST_PREFIX = 4
 PAGE_BYTES = 4 << 20
 """A page of runs for an answer ends early if its params and results have more bytes than this."""
 LATEST = "latest"
+MAX_VERSION = 1 << 53
+"""A larger number names no version."""
 
 
 def named_statements(package: str) -> dict[str, str]:
@@ -138,19 +147,73 @@ def conditions(query: RunQuery, batch: int | None) -> dict[str, Any]:
     return {column: value for column, value in wanted.items() if value is not None}
 
 
-def version_meant(name: str, version: int | str, aliases: Mapping[str, int]) -> int:
-    """The number of a version by its number or alias. Raises `NotFound`."""
-    if isinstance(version, int):
-        return version
-    if version in aliases:
-        return aliases[version]
-    if version.isascii() and version.isdigit():
-        return int(version[:18])
-    have = ", ".join(aliases)
-    raise NotFound(f"workflow '{name}' has no version or alias '{version}'; aliases: {have}")
+class WorkflowHead(NamedTuple):
+    """What is read of a workflow at once."""
+
+    latest: int
+    aliases: dict[str, AliasTarget]
+    """`latest` among them."""
+    has_version: bool
+    """The version that was asked for is there."""
 
 
-def check_seen(name: str, seen: Mapping[str, int] | None, found: Mapping[str, int]) -> None:
+def number_meant(version: int | str) -> int | None:
+    """The number, if this is one and no alias. No workflow has so many versions as the largest."""
+    if isinstance(version, str):
+        if not (version.isascii() and version.isdigit()):
+            return None
+        version = int(version[:18])
+    return min(max(version, 0), MAX_VERSION)
+
+
+def stored_target(target: AliasTarget) -> tuple[int, str | None]:
+    """The columns `version` and `weights` of an alias."""
+    weights = None if isinstance(target, int) else encode_weights(target)
+    return main_version(target), weights
+
+
+def target_of_row(version: Any, weights: Any) -> AliasTarget:
+    """What `stored_target` gave. Raises `ValueError` for anything else."""
+    if weights is not None:
+        return decode_weights(weights)
+    if not isinstance(version, int):
+        raise ValueError("a version is a number")
+    return version
+
+
+def target_view(target: AliasTarget) -> dict[str, Any]:
+    """As it is set."""
+    return {"version": target} if isinstance(target, int) else {"weights": dict(target)}
+
+
+def alias_details(alias: str, target: AliasTarget, before: AliasTarget | None) -> dict[str, Any]:
+    return {"alias": alias, **target_view(target), "from": before}
+
+
+def limit_details(rate: float, burst: int, before: tuple[float, int] | None) -> dict[str, Any]:
+    old = None if before is None else {"rate_per_second": before[0], "burst": before[1]}
+    return {"rate_per_second": rate, "burst": burst, "from": old}
+
+
+def history_item(time: Any, actor: Any, action: Any, details: Any) -> dict[str, Any]:
+    return {
+        "time": shown_time(time),
+        "actor": str(actor),
+        "action": str(action),
+        "details": _json(details, "details", [], {}),
+    }
+
+
+def history_page(rows: Sequence[Any], limit: int) -> dict[str, Any]:
+    """From rows of number, time, actor, action and details: newest first, and one more if another
+    page follows."""
+    items = [history_item(*row[1:]) for row in rows[:limit]]
+    return {"items": items, "next_cursor": str(rows[limit - 1][0]) if len(rows) > limit else None}
+
+
+def check_seen(
+    name: str, seen: Mapping[str, AliasTarget] | None, found: Mapping[str, AliasTarget]
+) -> None:
     """Raises `Changed` unless a workflow's aliases are the ones that were seen."""
     if seen is not None and dict(seen) != dict(found):
         raise changed(name)
@@ -181,7 +244,7 @@ def run_meant(prefix: str, found: Sequence[str], where: object, what: str = "run
     raise Conflict(f"'{prefix}' could be any of {some}; give more characters")
 
 
-def no_alias(name: str, alias: str, aliases: Mapping[str, int]) -> NotFound:
+def no_alias(name: str, alias: str, aliases: Iterable[str]) -> NotFound:
     have = ", ".join(aliases)
     return NotFound(f"workflow '{name}' has no alias '{alias}'; aliases: {have}")
 
@@ -190,6 +253,22 @@ def refuse_latest(alias: str, verb: str) -> None:
     """Raises `Conflict` for the alias that every workflow has."""
     if alias == LATEST:
         raise Conflict(f"'latest' always names the newest version and cannot be {verb}")
+
+
+def refuse_named(name: str, version: int, aliases: Mapping[str, AliasTarget]) -> None:
+    """Raises `Conflict` for a version that an alias names, so that it cannot be deleted."""
+    naming = [alias for alias, target in aliases.items() if version in versions_named(target)]
+    if LATEST in naming:
+        raise Conflict(
+            f"version {version} of workflow '{name}' is its latest: register another one first, "
+            "or delete the workflow"
+        )
+    if naming:
+        names = ", ".join(f"'{alias}'" for alias in naming)
+        raise Conflict(
+            f"version {version} of workflow '{name}' has the alias {names}: let it name another "
+            "version, or delete it"
+        )
 
 
 def no_run(run_id: str, where: object) -> NotFound:
@@ -204,20 +283,21 @@ def no_workflow(name: str, where: object) -> NotFound:
     return NotFound(f"no workflow '{name}' is registered in {where}")
 
 
-def no_version(name: str, version: int | str | None, versions: dict[str, Any]) -> NotFound:
-    have = ", ".join(str(one["version"]) for one in versions["items"])
+def no_version(name: str, version: int | str | None, versions: Iterable[Any]) -> NotFound:
+    have = ", ".join(map(str, versions))
     return NotFound(f"workflow '{name}' has no version {version}; it has: {have}")
 
 
-def refuse_active(name: str, active: int) -> None:
-    """Raises `Conflict` for a workflow with unfinished runs."""
+def refuse_active(name: str, active: int, version: int | None = None) -> None:
+    """Raises `Conflict` for a workflow, or a version of it, with unfinished runs."""
     if active:
         runs = "1 run" if active == 1 else f"{active} runs"
-        raise Conflict(f"workflow '{name}' has {runs} not finished yet; cancel or await them")
+        what = f"workflow '{name}'" if version is None else f"version {version} of '{name}'"
+        raise Conflict(f"{what} has {runs} not finished yet; cancel or await them")
 
 
 def workflow_view(
-    found: Registered, aliases: Mapping[str, int], definition: Any = None
+    found: Registered, aliases: Mapping[str, AliasTarget], definition: Any = None
 ) -> dict[str, Any]:
     return {
         "name": found.name,
@@ -229,7 +309,7 @@ def workflow_view(
 
 
 def workflow_item(
-    name: str, latest: int, aliases: Mapping[str, int], created_at: Any, updated_at: Any
+    name: str, latest: int, aliases: Mapping[str, AliasTarget], created_at: Any, updated_at: Any
 ) -> dict[str, Any]:
     """A workflow of a list."""
     return {
@@ -416,51 +496,111 @@ class BaseRecords(ABC):
         """The newest version of a workflow. Raises `NotFound`."""
 
     @abstractmethod
-    async def _aliases(self, name: str, latest: int) -> dict[str, int]:
-        """The versions of a workflow's aliases, `latest` among them."""
+    async def _head(self, name: str, version: int | None = None) -> WorkflowHead:
+        """In one roundtrip. Raises `NotFound`."""
 
     @abstractmethod
+    async def versions(self, name: str) -> dict[str, Any]:
+        """Raises `NotFound`."""
+
+    @abstractmethod
+    async def _read_version(self, name: str, version: int) -> Registered | None: ...
+
     async def registered(self, name: str, version: int | str | None = None) -> Registered:
         """A version by its number or alias; the latest if none is named. Raises `NotFound`."""
+        number = main_version(await self.target_of(name, version))
+        found = await self._read_version(name, number)
+        if found is None:
+            raise await self._no_version(name, version)
+        return found
 
-    async def version_of(self, name: str, version: int | str | None = None) -> int:
-        """The number of a version by its number or alias. Raises `NotFound`."""
-        latest = await self._latest(name)
+    async def target_of(self, name: str, version: int | str | None = None) -> AliasTarget:
+        """As `Records`."""
         if version is None or version == LATEST:
-            return latest
-        return version_meant(name, version, await self._aliases(name, latest))
+            return await self._latest(name)
+        number = number_meant(version)
+        head = await self._head(name, number)
+        if isinstance(version, str) and version in head.aliases:
+            return head.aliases[version]
+        if number is None:
+            have = ", ".join(head.aliases)
+            raise NotFound(
+                f"workflow '{name}' has no version or alias '{version}'; aliases: {have}"
+            )
+        if not head.has_version:
+            raise await self._no_version(name, version)
+        return number
+
+    async def _no_version(self, name: str, version: int | str | None) -> NotFound:
+        items = (await self.versions(name))["items"]
+        return no_version(name, version, [item["version"] for item in items])
 
     async def workflow(self, name: str, version: int | str | None = None) -> dict[str, Any]:
         found = await self.registered(name, version)
-        return workflow_view(found, await self._aliases(name, await self._latest(name)))
+        return workflow_view(found, (await self._head(name)).aliases)
 
-    async def delete_workflow(self, name: str, seen: Seen | None = None) -> None:
+    async def delete_workflow(self, name: str, by: Author, seen: Seen | None = None) -> None:
         await self._latest(name)
-        refuse_active(name, await self._delete_workflow(name, seen))
+        refuse_active(name, await self._delete_workflow(name, by, seen))
 
     @abstractmethod
-    async def _delete_workflow(self, name: str, seen: Seen | None) -> int:
+    async def _delete_workflow(self, name: str, by: Author, seen: Seen | None) -> int:
         """Delete it unless it has unfinished runs; returns how many. Raises `Changed`."""
 
+    async def delete_version(
+        self, name: str, version: int | str, by: Author, seen: Seen | None = None
+    ) -> int:
+        number = main_version(await self.target_of(name, version))
+        refuse_active(name, await self._delete_version(name, number, by, seen), number)
+        return number
+
+    @abstractmethod
+    async def _delete_version(self, name: str, version: int, by: Author, seen: Seen | None) -> int:
+        """Delete it unless it has unfinished runs; returns how many. Raises `Changed`, `NotFound`,
+        or `Conflict` if an alias names it."""
+
     async def set_alias(
-        self, name: str, alias: str, version: int, seen: Seen | None = None
+        self, name: str, alias: str, target: AliasTarget, by: Author, seen: Seen | None = None
     ) -> dict[str, Any]:
         refuse_latest(alias, "set")
-        found = await self.registered(name, version)
-        await self._set_alias(name, alias, found.version, seen)
-        return {"name": name, "alias": alias, "version": found.version}
+        await self._latest(name)
+        missing = await self._set_alias(name, alias, target, by, seen)
+        if missing is not None:
+            raise await self._no_version(name, missing)
+        return {"name": name, "alias": alias, **target_view(target)}
 
     @abstractmethod
-    async def _set_alias(self, name: str, alias: str, version: int, seen: Seen | None) -> None:
-        """Raises `Changed`."""
+    async def _set_alias(
+        self, name: str, alias: str, target: AliasTarget, by: Author, seen: Seen | None
+    ) -> int | None:
+        """Unless a version is not there: then returns it. Raises `Changed`."""
 
-    async def delete_alias(self, name: str, alias: str, seen: Seen | None = None) -> None:
+    async def delete_alias(
+        self, name: str, alias: str, by: Author, seen: Seen | None = None
+    ) -> None:
         refuse_latest(alias, "deleted")
-        await self._delete_alias(name, alias, await self._latest(name), seen)
+        await self._latest(name)
+        await self._delete_alias(name, alias, by, seen)
 
     @abstractmethod
-    async def _delete_alias(self, name: str, alias: str, latest: int, seen: Seen | None) -> None:
+    async def _delete_alias(self, name: str, alias: str, by: Author, seen: Seen | None) -> None:
         """Raises `NotFound`, `Changed`."""
+
+    async def history(
+        self, of: HistoryOf, name: str, *, limit: int = 50, cursor: str | None = None
+    ) -> dict[str, Any]:
+        if of == "workflow" and not await self._was_registered(name):
+            raise no_workflow(name, self._where)
+        return await self._history(of, name, page_size(limit), cursor)
+
+    @abstractmethod
+    async def _was_registered(self, name: str) -> bool:
+        """Also if it was deleted since."""
+
+    @abstractmethod
+    async def _history(
+        self, of: HistoryOf, name: str, limit: int, cursor: str | None
+    ) -> dict[str, Any]: ...
 
     # ── runs and batches ─────────────────────────────────────────────────────────────────
 

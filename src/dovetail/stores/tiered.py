@@ -8,7 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Sequence,
+)
 from contextlib import suppress
 from math import inf
 from typing import Any, Literal, NamedTuple, Protocol
@@ -26,10 +34,12 @@ from dovetail.engine.idempotency import is_for_a_batch
 from dovetail.engine.ports import (
     ALL_RUNS,
     MAX_LOG_PAGE_BYTES,
+    Author,
     Cached,
     Key,
     KeyUsed,
     RunQuery,
+    RunTally,
     Seen,
 )
 from dovetail.engine.views import unread_run
@@ -372,6 +382,23 @@ class TieredRecords(PostgresRecords):
                 return await self._hot.summary(view["run_id"], most)
         return view
 
+    async def count_runs(self, workflow: str | None, edges: Sequence[float]) -> RunTally:
+        tally = await super().count_runs(workflow, edges)
+        behind = await self._behind()
+        if not behind:
+            return tally
+        given = {} if workflow is None else {"workflow": workflow}
+        late = await self._pool.rows("statuses_of", behind, **given)
+        live = await self._live([run_id for run_id, _, _ in late])
+        for run_id, status, created_at in late:
+            if run_id not in live:
+                continue
+            at = bisect_right(edges, created_at) - 1
+            for counts in (tally.by_status, *tally.created[at : at + 1 if at >= 0 else 0]):
+                counts[status] = max(0, counts.get(status, 0) - 1)
+                counts[live[run_id].status] = counts.get(live[run_id].status, 0) + 1
+        return tally
+
     async def summary(self, run_id: str, most: int | None = None) -> dict[str, Any]:
         try:
             return await self._hot.summary(run_id, most)
@@ -459,27 +486,40 @@ class TieredRecords(PostgresRecords):
 
     # ── workflows and limits ─────────────────────────────────────────────────────────────
 
-    async def delete_workflow(self, name: str, seen: Seen | None = None) -> None:
-        give_up = asyncio.get_running_loop().time() + ARCHIVED_SECONDS
-        while True:
-            try:
-                await super().delete_workflow(name, seen)
-                return
-            except Conflict:
-                if await self._is_active(name) or asyncio.get_running_loop().time() > give_up:
-                    raise
-            # Its runs have ended and are about to be archived.
-            await asyncio.sleep(RECORDS_POLL_SECONDS)
+    async def _delete_workflow(self, name: str, by: Author, seen: Seen | None) -> int:
+        return await self._once_archived(
+            lambda: super(TieredRecords, self)._delete_workflow(name, by, seen), name, None
+        )
 
-    async def _is_active(self, name: str) -> bool:
-        run_ids = [
-            run_id for (run_id,) in await self._pool.rows("active_run_ids", name, MAX_LATE_RUNS)
-        ]
+    async def _delete_version(self, name: str, version: int, by: Author, seen: Seen | None) -> int:
+        return await self._once_archived(
+            lambda: super(TieredRecords, self)._delete_version(name, version, by, seen),
+            name,
+            version,
+        )
+
+    async def _once_archived(
+        self, delete: Callable[[], Awaitable[int]], name: str, version: int | None
+    ) -> int:
+        """Delete something unless it has unfinished runs; returns how many. Runs that have ended
+        are about to be archived."""
+        give_up = asyncio.get_running_loop().time() + ARCHIVED_SECONDS
+        while active := await delete():
+            if await self._is_active(name, version):
+                return active
+            if asyncio.get_running_loop().time() > give_up:
+                return active
+            await asyncio.sleep(RECORDS_POLL_SECONDS)
+        return 0
+
+    async def _is_active(self, name: str, version: int | None) -> bool:
+        rows = await self._pool.rows("active_run_ids", name, MAX_LATE_RUNS, version)
+        run_ids = [run_id for (run_id,) in rows]
         live = await self._live(run_ids)
         return any(run_id not in live or live[run_id].finished_at is None for run_id in run_ids)
 
-    async def set_limit(self, tag: str, rate: float, burst: int) -> None:
-        await super().set_limit(tag, rate, burst)
+    async def set_limit(self, tag: str, rate: float, burst: int, by: Author) -> None:
+        await super().set_limit(tag, rate, burst, by)
         await self._shared_limits.set(tag, rate, burst)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from dovetail.core.dag import Graph
-from dovetail.core.events import Event
+from dovetail.core.events import RUN_ENDS, Event
 
 MAX_LABEL_SETS = 1000
 """Of one metric. Labels are names from definitions, and a caller may send any number of those.
@@ -31,6 +31,12 @@ class Metric(NamedTuple):
 
 METRICS = (
     Metric("dovetail_runs_total", "counter", ("workflow", "status"), "Runs that ended"),
+    Metric(
+        "dovetail_runs_by_version_total",
+        "counter",
+        ("workflow", "version", "status"),
+        "Runs of registered versions that ended",
+    ),
     Metric("dovetail_nodes_total", "counter", ("handler", "status"), "Nodes that ended"),
     Metric(
         "dovetail_node_duration_seconds",
@@ -153,8 +159,12 @@ class Counters:
         # A metric without labels is on the page from the start.
         self.counts["dovetail_leases_reaped_total"][()] = 0
 
-    def add_events(self, graph: Graph, events: Sequence[Event]) -> None:
+    def add_events(self, graph: Graph, events: Sequence[Event], version: int | None = None) -> None:
+        """`version` is the run's, if its definition is registered."""
         for event in events:
+            if version is not None and event.type in RUN_ENDS:
+                ended = (graph.name, str(version), RUN_ENDS[event.type].value)
+                self.count("dovetail_runs_by_version_total", ended)
             rule = EVENTS.get(event.type)
             if rule is not None:
                 name, labels, value = rule(event, graph)

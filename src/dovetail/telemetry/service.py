@@ -85,8 +85,10 @@ class Telemetry:
 
     # ── hooks of the stores ──────────────────────────────────────────────────────────────
 
-    def on_events(self, run_id: str, graph: Graph, events: Sequence[Event]) -> None:
-        self.counters.add_events(graph, events)
+    def on_events(
+        self, run_id: str, graph: Graph, events: Sequence[Event], version: int | None = None
+    ) -> None:
+        self.counters.add_events(graph, events, version)
         if self._own_file is not None:
             self._write_soon()
 

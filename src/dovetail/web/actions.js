@@ -2,7 +2,7 @@
 import { html, useEffect, useState } from "./html.js";
 import { get, newKey, path, post } from "./api.js";
 import { go } from "./route.js";
-import { Dialog, Loading, Trouble } from "./ui.js";
+import { Dialog, Loading, NodeInput, Trouble } from "./ui.js";
 
 const SHOWN_IDS = 30;
 
@@ -86,8 +86,8 @@ function forkBody({ definition, version, params, from }, more) {
   return [`${fields}definition:\n${indented}\n`, { "Content-Type": "application/yaml" }];
 }
 
-export function ForkDialog({ run, from: given, onClose }) {
-  const [what, setWhat] = useState("same");
+export function ForkDialog({ run, from: given, changed, onClose }) {
+  const [what, setWhat] = useState(changed ? "text" : "same");
   const [fields, setFields] = useState({ definition: "", version: "", params: "", from: given || "" });
   const [versions, setVersions] = useState([]);
   const set = (change) => setFields({ ...fields, ...change });
@@ -95,18 +95,23 @@ export function ForkDialog({ run, from: given, onClose }) {
   useEffect(() => {
     if (run.version) get(path("workflows", run.workflow, "versions")).then((found) => setVersions(found.items.map((one) => one.version)), () => {});
   }, []);
-  const choose = async (event) => {
-    const next = event.currentTarget.value;
-    setWhat(next);
-    if (next !== "text") return set({ definition: "", version: next === "same" ? "" : next });
-    set({ version: "", definition: "" });
-    if (!run.version) return undefined;
+  const fill = async () => {
+    if (!run.version) return;
     try {
       const found = await get(path("workflows", run.workflow) + `?version=${run.version}`);
-      return setFields((now) => ({ ...now, version: "", definition: now.definition || JSON.stringify(found.definition, null, 2) }));
+      setFields((now) => ({ ...now, definition: now.definition || JSON.stringify(found.definition, null, 2) }));
     } catch {
-      return undefined; // the field stays empty, to be pasted into
+      // The field stays empty, to be pasted into.
     }
+  };
+  useEffect(() => {
+    if (changed) fill();
+  }, []);
+  const choose = (event) => {
+    const next = event.currentTarget.value;
+    setWhat(next);
+    set({ definition: "", version: next === "same" || next === "text" ? "" : next });
+    if (next === "text") fill();
   };
   const key = JSON.stringify(fields);
   const { plan, error } = usePlan(() => post(where, ...forkBody(fields, { dry_run: true })), key);
@@ -115,7 +120,6 @@ export function ForkDialog({ run, from: given, onClose }) {
     const made = await post(where, body, { ...headers, "Idempotency-Key": newKey() });
     go(["runs", made.run_id]);
   }, onClose);
-  const ids = run.nodes.map((node) => node.id);
   return html`<${Dialog} title="Fork this run" onClose=${onClose}>
     <p>A new run that begins with the outputs of this one. This run stays as it is.</p>
     <label class="field"><span>Definition</span><select value=${what} onChange=${choose} autofocus>
@@ -125,10 +129,7 @@ export function ForkDialog({ run, from: given, onClose }) {
     </select></label>
     ${what === "text" && html`<label class="field"><span>Changed definition, JSON or YAML</span>
       <textarea rows="12" spellcheck=${false} value=${fields.definition} onInput=${(e) => set({ definition: e.currentTarget.value })}></textarea></label>`}
-    <label class="field"><span>Begin again at</span><select value=${fields.from} onChange=${(e) => set({ from: e.currentTarget.value })}>
-      <option value="">what is not the same, or did not complete</option>
-      ${ids.map((id) => html`<option value=${id}>${id}</option>`)}
-    </select></label>
+    <label class="field"><span>Begin again at</span><${NodeInput} nodes=${run.nodes} value=${fields.from} placeholder="what is not the same, or did not complete" onChoose=${(from) => set({ from })} /></label>
     <label class="field"><span>Other params, JSON</span><textarea rows="2" spellcheck=${false} placeholder=${JSON.stringify(run.params)} value=${fields.params} onInput=${(e) => set({ params: e.currentTarget.value })}></textarea></label>
     ${plan ? html`<${Plan} plan=${plan} />` : !error && html`<${Loading} />`}
     <${Trouble} error=${act.error || (error instanceof SyntaxError ? new Error(`This is no JSON: ${error.message}`) : error)} />

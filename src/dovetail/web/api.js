@@ -81,12 +81,13 @@ export async function get(where, signal) {
   return (await send("GET", where, { signal })).json();
 }
 
-// A read that is repeated: gives back `known.value` itself if the server says that it is the same.
+// A read that is repeated: gives back `known` itself if the server says that it is the same. `seq`
+// is the number of the last event that a run has in it.
 export async function reread(where, known, signal) {
   const headers = known && known.tag ? { "If-None-Match": known.tag } : {};
   const reply = await send("GET", where, { headers, signal });
   if (reply.status === 304) return known;
-  return { value: await reply.json(), tag: reply.headers.get("ETag") };
+  return { value: await reply.json(), tag: reply.headers.get("ETag"), seq: Number(reply.headers.get("Last-Event-Id")) };
 }
 
 export async function post(where, body, headers) {
@@ -127,6 +128,7 @@ export async function follow(where, { after, first = null, onEvents, onOpen, sig
       const reply = await send("GET", where, { headers, signal });
       if (reply.status === 204) return;
       failures = 0;
+      last ??= reply.headers.get("Last-Event-ID"); // where it begins: it may break off before the first event
       onOpen?.();
       for await (const frames of framesOf(reply.body, signal)) {
         last = frames.at(-1).id ?? last;
@@ -140,6 +142,34 @@ export async function follow(where, { after, first = null, onEvents, onOpen, sig
     last ??= first;
     await pause(Math.min(500 * 2 ** failures++, MAX_BACKOFF_MS), signal);
   }
+}
+
+// The events of all runs, over one stream however many listeners there are. A listener gets lists of
+// events; null says that the stream begins (`again`: after a break), and what happened before is to
+// be read.
+const listeners = new Set();
+let leavingFeed = null;
+
+export function onRunEvents(listener) {
+  listeners.add(listener);
+  const tell = (events, again) => {
+    for (const one of [...listeners]) one(events, again);
+  };
+  if (leavingFeed === null) {
+    leavingFeed = new AbortController();
+    let again = false;
+    const onOpen = () => {
+      tell(null, again);
+      again = true;
+    };
+    follow("/events", { signal: leavingFeed.signal, onOpen, onEvents: (events) => tell(events) }).catch(() => {});
+  }
+  return () => {
+    listeners.delete(listener);
+    if (listeners.size > 0) return;
+    leavingFeed?.abort();
+    leavingFeed = null;
+  };
 }
 
 async function* framesOf(body, signal) {

@@ -1,177 +1,502 @@
-// The graph of a run: layers from left to right, drawn as SVG, only the nodes in view.
+// A graph to look at: pan, zoom, search, follow the edges. Edges, and boxes too small to read, are
+// painted on a canvas; boxes that can be read are links, and only those in view are in the document.
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./html.js";
-import { go, link, route } from "./route.js";
-import { STATES } from "./ui.js";
+import { path } from "./api.js";
+import { itemsWords } from "./items.js";
+import { HEIGHT, WIDTH, prepared, useLayout } from "./layout.js";
+import { go, link, route, setQuery } from "./route.js";
+import { Empty, Loading, NODE_STATES, Rows, STATES, State, Trouble, useNarrow } from "./ui.js";
 
-const WIDTH = 170;
-const HEIGHT = 34;
-const GAP_X = 70;
-const GAP_Y = 14;
-const SWEEPS = 4;
+const MAX_BOXES = 250; // in the document
+const LEAST_READABLE = 0.42;
+const MAX_LINES = 20000; // painted at once
+const MAX_LINES_MOVING = 3000;
+const COLLAPSED_FROM = 1500; // nodes: with more of them, each layer is one box at first
+const [LAYER_WIDTH, LAYER_HEIGHT, LAYER_GAP] = [420, 60, 40];
+const [MAP_WIDTH, MAP_HEIGHT] = [170, 110];
+const BEYOND = 0.3; // of the view: boxes there are in the document before they are seen
 
-// Each node one layer after its last parent; inside a layer in the order of its parents.
-export function layout(nodes) {
-  const byId = new Map(nodes.map((node) => [node.id, node]));
-  const layer = new Map();
-  const visit = (first) => {
-    const stack = [first];
-    while (stack.length) {
-      const id = stack.at(-1);
-      if (layer.has(id)) { stack.pop(); continue; }
-      const open = byId.get(id).dependencies.filter((parent) => byId.has(parent) && !layer.has(parent));
-      if (open.length) stack.push(...open);
-      else {
-        layer.set(id, Math.max(-1, ...byId.get(id).dependencies.map((parent) => layer.get(parent) ?? -1)) + 1);
-        stack.pop();
-      }
-    }
-  };
-  for (const node of nodes) visit(node.id);
-  const layers = [];
-  const children = new Map(nodes.map((node) => [node.id, []]));
-  for (const node of nodes) {
-    (layers[layer.get(node.id)] ??= []).push(node.id);
-    for (const parent of node.dependencies) children.get(parent)?.push(node.id);
-  }
-  const place = new Map();
-  const number = (ids) => ids.forEach((id, n) => place.set(id, n));
-  layers.forEach(number);
-  const sweep = (ids, neighbours) => {
-    const weight = new Map(ids.map((id) => {
-      const near = neighbours(id);
-      return [id, near.length ? near.reduce((sum, one) => sum + place.get(one), 0) / near.length : place.get(id)];
-    }));
-    ids.sort((a, b) => weight.get(a) - weight.get(b));
-    number(ids);
-  };
-  for (let n = 0; n < SWEEPS; n++) {
-    for (const ids of layers) sweep(ids, (id) => byId.get(id).dependencies.filter((parent) => place.has(parent)));
-    for (const ids of [...layers].reverse()) sweep(ids, (id) => children.get(id));
-  }
-  const tallest = Math.max(1, ...layers.map((ids) => ids.length));
+const clamp = (value, least, most) => Math.min(most, Math.max(least, value));
+
+// Each layer as one box, with how many of its nodes are in which state.
+function collapsed(layout) {
   const at = new Map();
-  layers.forEach((ids, column) => {
-    const top = ((tallest - ids.length) * (HEIGHT + GAP_Y)) / 2;
-    ids.forEach((id, n) => at.set(id, { x: column * (WIDTH + GAP_X), y: top + n * (HEIGHT + GAP_Y) }));
-  });
-  return { at, width: layers.length * (WIDTH + GAP_X) - GAP_X, height: tallest * (HEIGHT + GAP_Y) - GAP_Y };
+  layout.layers.forEach((ids, n) => at.set(n, { x: 0, y: n * (LAYER_HEIGHT + LAYER_GAP), layer: n }));
+  const seen = new Set();
+  const lines = [];
+  for (const { from, to } of layout.lines) {
+    const [a, b] = [layout.at.get(from).layer, layout.at.get(to).layer];
+    const key = a * layout.layers.length + b;
+    if (seen.has(key)) continue;
+    seen.add(key);
+    const [top, bottom] = [at.get(a).y + LAYER_HEIGHT, at.get(b).y];
+    const middle = LAYER_WIDTH / 2;
+    const aside = LAYER_WIDTH + 12 + ((a * 7) % 40);
+    const points = b === a + 1 ? [[middle, top], [middle, bottom]] : [[LAYER_WIDTH, top - 10], [aside, top - 10], [aside, bottom + 10], [LAYER_WIDTH, bottom + 10]];
+    lines.push({ from: a, to: b, points, left: middle, right: aside, top, bottom });
+  }
+  return { at, layers: layout.layers, lines, width: LAYER_WIDTH + 60, height: Math.max(1, layout.layers.length) * (LAYER_HEIGHT + LAYER_GAP) };
 }
 
-const short = (text) => (text.length > 20 ? text.slice(0, 19) + "…" : text);
+// ── painting ────────────────────────────────────────────────────────────────────────────
 
-export function Graph({ run, chosen }) {
-  const shape = run.nodes.map((node) => `${node.id}:${node.dependencies.join(",")}`).join(";");
-  const drawn = useMemo(() => layout(run.nodes), [shape]); // colours change without a new layout
-  const frame = useRef(null);
-  const [size, setSize] = useState({ width: 800, height: 500 });
-  const [view, setView] = useState(null);
-  const fit = () => {
-    const zoom = Math.min(1.2, Math.max(0.02, Math.min(size.width / (drawn.width + 40), size.height / (drawn.height + 40))));
-    setView({ zoom, x: (size.width - drawn.width * zoom) / 2, y: (size.height - drawn.height * zoom) / 2 });
+function colours() {
+  const style = getComputedStyle(document.documentElement);
+  const named = (name) => style.getPropertyValue(name).trim();
+  const idle = named("--idle-fill");
+  const fills = { COMPLETED: "--ok-fill", FAILED: "--bad-fill", RUNNING: "--going-fill", QUEUED: "--waiting-fill", CANCELLED: "--off-fill" };
+  const found = Object.fromEntries(Object.entries(fills).map(([state, name]) => [state, named(name)]));
+  return { state: (status) => found[status] ?? idle, edge: named("--soft"), focus: named("--focus"), ink: named("--ink") };
+}
+
+function sized(canvas, width, height) {
+  const ratio = window.devicePixelRatio || 1;
+  if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
+    canvas.width = Math.round(width * ratio);
+    canvas.height = Math.round(height * ratio);
+  }
+  const context = canvas.getContext("2d");
+  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  context.clearRect(0, 0, width, height);
+  return context;
+}
+
+function trace(context, line, view) {
+  line.points.forEach(([x, y], n) => {
+    if (n === 0) context.moveTo(x * view.zoom + view.x, y * view.zoom + view.y);
+    else context.lineTo(x * view.zoom + view.x, y * view.zoom + view.y);
+  });
+}
+
+function paintLines(context, shape, view, size, colour, chosen, most) {
+  const [left, top] = [-view.x / view.zoom, -view.y / view.zoom];
+  const [right, bottom] = [left + size.width / view.zoom, top + size.height / view.zoom];
+  let drawn = 0;
+  const own = [];
+  context.strokeStyle = colour.edge;
+  context.globalAlpha = view.zoom < 0.2 ? 0.25 : 0.6;
+  context.lineWidth = view.zoom < 0.4 ? 0.7 : 1.2;
+  context.beginPath();
+  for (const line of shape.lines) {
+    if (line.right < left || line.left > right || line.bottom < top || line.top > bottom) continue;
+    if (chosen !== null && (line.from === chosen || line.to === chosen)) own.push(line);
+    if (drawn++ < most) trace(context, line, view);
+  }
+  context.stroke();
+  context.globalAlpha = 1;
+  if (own.length === 0) return;
+  context.strokeStyle = colour.focus;
+  context.lineWidth = 2.2;
+  context.beginPath();
+  for (const line of own) trace(context, line, view);
+  context.stroke();
+}
+
+function paintNodes(context, nodes, shape, view, size, colour, marked) {
+  const [width, height] = [Math.max(1, WIDTH * view.zoom), Math.max(1, HEIGHT * view.zoom)];
+  const byState = new Map();
+  for (const node of nodes) {
+    const at = shape.at.get(node.id);
+    if (!at) continue;
+    const [x, y] = [at.x * view.zoom + view.x, at.y * view.zoom + view.y];
+    if (x + width < 0 || y + height < 0 || x > size.width || y > size.height) continue;
+    if (!byState.has(node.status)) byState.set(node.status, []);
+    byState.get(node.status).push(x, y);
+    if (marked.has(node.id)) {
+      context.strokeStyle = colour.focus;
+      context.lineWidth = 2;
+      context.strokeRect(x - 2, y - 2, width + 4, height + 4);
+    }
+  }
+  for (const [state, places] of byState) {
+    context.fillStyle = colour.state(state);
+    for (let n = 0; n < places.length; n += 2) context.fillRect(places[n], places[n + 1], width, height);
+  }
+}
+
+function paintLayers(context, groups, shape, view, colour) {
+  for (const [layer, counts] of groups) {
+    const at = shape.at.get(layer);
+    let x = at.x * view.zoom + view.x;
+    const total = Object.values(counts).reduce((sum, one) => sum + one, 0);
+    for (const [state, count] of Object.entries(counts)) {
+      const width = (LAYER_WIDTH * view.zoom * count) / total;
+      context.fillStyle = colour.state(state);
+      context.fillRect(x, at.y * view.zoom + view.y, width, Math.max(1, LAYER_HEIGHT * view.zoom));
+      x += width;
+    }
+  }
+}
+
+// ── moving ──────────────────────────────────────────────────────────────────────────────
+
+// The view is moved without drawing the document anew: `paint` gets it with each frame.
+function useView(frame, shape, size, paint) {
+  const view = useRef(null);
+  const touched = useRef(false);
+  const moving = useRef({ until: 0, frame: 0, timer: 0 });
+  const ask = () => {
+    moving.current.frame ||= requestAnimationFrame(() => {
+      moving.current.frame = 0;
+      if (view.current) paint(view.current, performance.now() < moving.current.until);
+    });
   };
+  const move = (next) => {
+    view.current = next;
+    moving.current.until = performance.now() + 120;
+    clearTimeout(moving.current.timer);
+    moving.current.timer = setTimeout(ask, 150); // once more at rest, with all lines
+    ask();
+  };
+  const fitted = () => {
+    const zoom = clamp(Math.min(size.width / (shape.width + 20), size.height / (shape.height + 20)), 0.005, 1.1);
+    return { zoom, x: (size.width - shape.width * zoom) / 2, y: Math.max(8, (size.height - shape.height * zoom) / 2) };
+  };
+  const fit = () => {
+    touched.current = false;
+    move(fitted());
+  };
+  const zoomBy = (factor, px = size.width / 2, py = size.height / 2) => {
+    touched.current = true;
+    const now = view.current;
+    const zoom = clamp(now.zoom * factor, 0.005, 3);
+    const ratio = zoom / now.zoom;
+    move({ zoom, x: px - (px - now.x) * ratio, y: py - (py - now.y) * ratio });
+  };
+  const shift = (dx, dy) => {
+    touched.current = true;
+    move({ ...view.current, x: view.current.x + dx, y: view.current.y + dy });
+  };
+  // Brings a box into view, near enough to be read.
+  const show = (at, width = WIDTH, height = HEIGHT) => {
+    const { x, y, zoom } = view.current;
+    const [left, top] = [at.x * zoom + x, at.y * zoom + y];
+    const inside = left >= 0 && top >= 0 && left + width * zoom <= size.width && top + height * zoom <= size.height;
+    if (inside && zoom >= LEAST_READABLE) return;
+    touched.current = true;
+    const near = Math.max(zoom, 0.8);
+    move({ zoom: near, x: size.width / 2 - (at.x + width / 2) * near, y: size.height / 2 - (at.y + height / 2) * near });
+  };
+  useEffect(() => () => {
+    cancelAnimationFrame(moving.current.frame);
+    clearTimeout(moving.current.timer);
+  }, []);
+
+  // Drag with one pointer, pinch with two.
+  const pointers = useRef(new Map());
+  const dragged = useRef(false);
+  const handlers = {
+    onPointerDown(event) {
+      if (event.button !== 0) return;
+      pointers.current.set(event.pointerId, { x: event.clientX, y: event.clientY });
+      if (pointers.current.size === 1) dragged.current = false;
+    },
+    onPointerMove(event) {
+      const last = pointers.current.get(event.pointerId);
+      if (!last) return;
+      const [dx, dy] = [event.clientX - last.x, event.clientY - last.y];
+      if (!dragged.current && pointers.current.size === 1) {
+        if (Math.hypot(dx, dy) < 4) return; // a click may tremble
+        frame.current.setPointerCapture(event.pointerId);
+      }
+      dragged.current = true;
+      const here = { x: event.clientX, y: event.clientY };
+      const other = [...pointers.current].find(([id]) => id !== event.pointerId)?.[1];
+      pointers.current.set(event.pointerId, here);
+      if (!other) return shift(dx, dy);
+      const box = frame.current.getBoundingClientRect();
+      const before = Math.hypot(last.x - other.x, last.y - other.y);
+      if (before > 0) zoomBy(Math.hypot(here.x - other.x, here.y - other.y) / before, (here.x + other.x) / 2 - box.left, (here.y + other.y) / 2 - box.top);
+      return undefined;
+    },
+    onPointerUp: (event) => pointers.current.delete(event.pointerId),
+    onPointerCancel: (event) => pointers.current.delete(event.pointerId),
+    onDragStart: (event) => event.preventDefault(),
+    // What ends a drag is no click on the box below.
+    onClickCapture(event) {
+      if (!dragged.current) return;
+      dragged.current = false;
+      event.preventDefault();
+      event.stopPropagation();
+    },
+  };
+  const onWheel = (event) => {
+    event.preventDefault();
+    const box = frame.current.getBoundingClientRect();
+    zoomBy(Math.exp(-clamp(event.deltaY, -100, 100) / 500), event.clientX - box.left, event.clientY - box.top);
+  };
+  const wheel = useRef(onWheel);
+  wheel.current = onWheel;
+  useEffect(() => {
+    const element = frame.current;
+    const listener = (event) => wheel.current(event);
+    element.addEventListener("wheel", listener, { passive: false });
+    return () => element.removeEventListener("wheel", listener);
+  }, []);
+  return { view, touched, ask, move, fit, fitted, zoomBy, shift, show, handlers };
+}
+
+// ── what is seen ────────────────────────────────────────────────────────────────────────
+
+function countsByLayer(nodes, layout) {
+  const found = new Map(layout.layers.map((ids, n) => [n, {}]));
+  const known = new Map(nodes.map((node) => [node.id, node.status]));
+  layout.layers.forEach((ids, n) => {
+    const counts = {};
+    for (const id of ids) {
+      const state = known.get(id) ?? "PENDING";
+      counts[state] = (counts[state] ?? 0) + 1;
+    }
+    const sorted = Object.keys(counts).sort((a, b) => NODE_STATES.indexOf(a) - NODE_STATES.indexOf(b));
+    found.set(n, Object.fromEntries(sorted.map((state) => [state, counts[state]])));
+  });
+  return found;
+}
+
+function within(shape, view, size, width, height) {
+  const [mx, my] = [size.width * BEYOND, size.height * BEYOND];
+  const [left, top] = [(-mx - view.x) / view.zoom, (-my - view.y) / view.zoom];
+  const [right, bottom] = [(size.width + mx - view.x) / view.zoom, (size.height + my - view.y) / view.zoom];
+  const found = [];
+  for (const [id, { x, y }] of shape.at) {
+    if (x + width < left || x > right || y + height < top || y > bottom) continue;
+    found.push(id);
+    if (found.length > MAX_BOXES) return null; // too many to read
+  }
+  return found;
+}
+
+function Box({ node, at, chosen, cursor, match, href }) {
+  const [icon, word] = STATES[node.status] ?? ["", "none"];
+  const note = node.items ? itemsWords(node.items) : node.progress?.fraction ? `${Math.round(100 * node.progress.fraction)} %` : null;
+  const classes = ["box", `box-${word}`, chosen && "chosen", cursor && "cursor", match && "match", node.mark && `mark-${node.mark}`].filter(Boolean).join(" ");
+  return html`<a class=${classes} href=${href} tabindex="-1" title=${`${node.id}${node.status ? `: ${word}` : ""}`} aria-label=${`${node.id}${node.status ? `, ${word}` : ""}${node.mark ? `, ${node.mark}` : ""}`}
+    style=${{ left: `${at.x}px`, top: `${at.y}px`, width: `${WIDTH}px`, height: `${HEIGHT}px` }}>
+    ${icon && html`<span class="mark" aria-hidden="true">${icon}</span>`}<span class="name">${node.id}${note && html`<small>${note}</small>`}</span></a>`;
+}
+
+function LayerBox({ layer, at, counts, chosen, to }) {
+  const total = Object.values(counts).reduce((sum, one) => sum + one, 0);
+  return html`<div class=${`box layer${chosen ? " chosen" : ""}`} style=${{ left: `${at.x}px`, top: `${at.y}px`, width: `${LAYER_WIDTH}px`, height: `${LAYER_HEIGHT}px` }}>
+    <a href=${to(`${layer}`)} tabindex="-1">Layer ${layer}: ${total.toLocaleString()} ${total === 1 ? "node" : "nodes"}</a>
+    <span class="states">${Object.entries(counts).map(([state, count]) => html`<a key=${state} href=${to(`${layer}.${state}`)} tabindex="-1" class=${`segment fill-${STATES[state][1]}`} style=${{ flexGrow: count }}
+      title=${`${count.toLocaleString()} ${STATES[state][1]}`} aria-label=${`Layer ${layer}: ${count.toLocaleString()} ${STATES[state][1]}`}><span aria-hidden="true">${STATES[state][0]} ${count.toLocaleString()}</span></a>`)}</span>
+  </div>`;
+}
+
+function GroupList({ group, nodes, layout, parts, query }) {
+  const narrow = useNarrow();
+  const [layer, state] = group.split(".");
+  const ids = new Set(layout.layers[Number(layer)] ?? []);
+  const found = nodes.filter((node) => ids.has(node.id) && (!state || node.status === state));
+  return html`<section class="group"><header><h3>Layer ${layer}${state ? `, ${STATES[state]?.[1] ?? state}` : ""}: ${found.length.toLocaleString()}</h3>
+    <button class="quiet" onClick=${() => setQuery({ group: "" })}>Close</button></header>
+    <${Rows} own items=${found} height=${narrow ? 44 : 32} label="Nodes of the layer" row=${(node) => html`<div class="row" role="listitem" key=${node.id}>
+      <a class="c-name" href=${link(parts, { ...query, node: node.id, at: "" })}>${node.id}</a> <${State} of=${node.status} /></div>`} /></section>`;
+}
+
+const KEYS = "The arrow keys go along the edges, Enter opens a node, Shift and the arrow keys move the graph, plus and minus zoom, 0 fits it.";
+
+// `nodes`: id, and where there is one status, items, progress, `mark` (a word). `where`: the layout.
+export function GraphView({ nodes, where, query, href }) {
+  const { layout, error } = useLayout(where);
+  if (error) return html`<${Trouble} error=${error} />`;
+  if (!layout) return html`<div class="graph"><div class="canvas"><${Loading} /></div></div>`;
+  if (layout.at.size === 0) return html`<${Empty}>The graph has no nodes.<//>`;
+  return html`<${Drawing} nodes=${nodes} layout=${layout} query=${query} href=${href} />`;
+}
+
+function Drawing({ nodes, layout, query, href, plain }) {
+  const isCollapsed = query.collapse ? query.collapse === "1" : nodes.length > COLLAPSED_FROM;
+  const shape = useMemo(() => (isCollapsed ? collapsed(layout) : layout), [layout, isCollapsed]);
+  const groups = useMemo(() => (isCollapsed ? countsByLayer(nodes, layout) : null), [nodes, layout, isCollapsed]);
+  const byId = useMemo(() => new Map(nodes.map((node) => [node.id, node])), [nodes]);
+  const { parts } = route.get();
+  const [frame, board, boxes, map] = [useRef(null), useRef(null), useRef(null), useRef(null)];
+  const [size, setSize] = useState({ width: 800, height: 500 });
+  const [seen, setSeen] = useState([]);
+  const [cursor, setCursor] = useState(null);
+  const chosen = isCollapsed ? (query.group ? Number(query.group.split(".")[0]) : null) : query.node ?? null;
+  const wanted = (query.find || "").toLowerCase();
+  const found = useMemo(() => (wanted ? nodes.filter((node) => node.id.toLowerCase().includes(wanted)).map((node) => node.id) : []), [wanted, nodes.length]);
+  const marked = useMemo(() => new Set([...found, ...(query.node ? [query.node] : []), ...(cursor ? [cursor] : [])]), [found, query.node, cursor]);
+  const palette = useRef(null);
+  const picture = useRef({ nodes: null, shape: null, canvas: null });
+  const [boxWidth, boxHeight] = isCollapsed ? [LAYER_WIDTH, LAYER_HEIGHT] : [WIDTH, HEIGHT];
+
+  const paint = (view, isMoving) => {
+    palette.current ??= colours();
+    const context = sized(board.current, size.width, size.height);
+    const readable = view.zoom >= LEAST_READABLE ? within(shape, view, size, boxWidth, boxHeight) : null;
+    paintLines(context, shape, view, size, palette.current, chosen, isMoving ? MAX_LINES_MOVING : MAX_LINES);
+    if (readable === null) {
+      if (isCollapsed) paintLayers(context, groups, shape, view, palette.current);
+      else paintNodes(context, nodes, shape, view, size, palette.current, marked);
+    }
+    boxes.current.style.transform = `translate(${view.x}px, ${view.y}px) scale(${view.zoom})`;
+    setSeen((now) => {
+      const next = readable ?? [];
+      return now.length === next.length && now.every((id, n) => id === next[n]) ? now : next;
+    });
+    paintMap(view);
+  };
+
+  const mapScale = Math.min(MAP_WIDTH / shape.width, MAP_HEIGHT / shape.height);
+  const paintMap = (view) => {
+    if (!map.current) return;
+    const kept = picture.current;
+    if (kept.nodes !== nodes || kept.shape !== shape || !kept.canvas) {
+      kept.canvas ??= document.createElement("canvas");
+      const context = sized(kept.canvas, MAP_WIDTH, MAP_HEIGHT);
+      const small = { zoom: mapScale, x: 0, y: 0 };
+      if (isCollapsed) paintLayers(context, groups, shape, small, palette.current);
+      else paintNodes(context, nodes, shape, small, { width: MAP_WIDTH, height: MAP_HEIGHT }, palette.current, new Set());
+      kept.nodes = nodes;
+      kept.shape = shape;
+    }
+    const context = sized(map.current, MAP_WIDTH, MAP_HEIGHT);
+    context.drawImage(kept.canvas, 0, 0, MAP_WIDTH, MAP_HEIGHT);
+    context.strokeStyle = palette.current.ink;
+    context.lineWidth = 1;
+    context.strokeRect((-view.x / view.zoom) * mapScale, (-view.y / view.zoom) * mapScale, (size.width / view.zoom) * mapScale, (size.height / view.zoom) * mapScale);
+  };
+  const mapMoved = (event) => {
+    if (event.type === "pointermove" && event.buttons === 0) return;
+    event.stopPropagation();
+    const box = map.current.getBoundingClientRect();
+    const { zoom } = moved.view.current;
+    const scale = (mapScale * box.width) / MAP_WIDTH; // it is smaller on a phone
+    const [x, y] = [(event.clientX - box.left) / scale, (event.clientY - box.top) / scale];
+    moved.touched.current = true;
+    moved.move({ zoom, x: size.width / 2 - x * zoom, y: size.height / 2 - y * zoom });
+  };
+
+  const latest = useRef(paint);
+  latest.current = paint;
+  const moved = useView(frame, shape, size, (view, isMoving) => latest.current(view, isMoving));
+
   useLayoutEffect(() => {
     const measure = () => setSize({ width: frame.current.clientWidth, height: frame.current.clientHeight });
     measure();
     const watching = new ResizeObserver(measure);
     watching.observe(frame.current);
-    return () => watching.disconnect();
-  }, []);
-  useEffect(fit, [drawn, size.width, size.height]);
-  const zoomBy = (factor, px = size.width / 2, py = size.height / 2) =>
-    setView((now) => {
-      const zoom = Math.min(3, Math.max(0.02, now.zoom * factor));
-      const ratio = zoom / now.zoom;
-      return { zoom, x: px - (px - now.x) * ratio, y: py - (py - now.y) * ratio };
-    });
-  useEffect(() => {
-    const element = frame.current;
-    const wheel = (event) => {
-      event.preventDefault();
-      const box = element.getBoundingClientRect();
-      zoomBy(event.deltaY < 0 ? 1.15 : 1 / 1.15, event.clientX - box.left, event.clientY - box.top);
+    const dark = matchMedia("(prefers-color-scheme: dark)");
+    const repaint = () => {
+      palette.current = null;
+      picture.current.nodes = null;
+      moved.ask();
     };
-    element.addEventListener("wheel", wheel, { passive: false });
-    return () => element.removeEventListener("wheel", wheel);
-  }, [size.width, size.height]);
-  const drag = useRef(null);
-  const down = (event) => {
-    if (event.target.closest?.("a")) return;
-    drag.current = { x: event.clientX, y: event.clientY };
-    frame.current.setPointerCapture(event.pointerId);
+    dark.addEventListener("change", repaint);
+    return () => {
+      watching.disconnect();
+      dark.removeEventListener("change", repaint);
+    };
+  }, []);
+  // A new layout, or a new size: the whole graph, unless a person has moved it. Then what is in the
+  // middle stays there.
+  const before = useRef(null);
+  useLayoutEffect(() => {
+    const last = before.current;
+    before.current = { shape, size };
+    if (!moved.view.current || !moved.touched.current) {
+      moved.move(moved.fitted());
+      const at = shape.at.get(chosen);
+      if (!last && at && moved.view.current.zoom < LEAST_READABLE) moved.show(at, boxWidth, boxHeight);
+      return;
+    }
+    if (!last || last.shape === shape) return moved.ask();
+    const { x, y, zoom } = moved.view.current;
+    let nearest = null;
+    for (const [id, at] of last.shape.at) {
+      const far = Math.hypot(at.x * zoom + x - size.width / 2, at.y * zoom + y - size.height / 2);
+      if (shape.at.has(id) && (!nearest || far < nearest.far)) nearest = { id, at, far };
+    }
+    if (!nearest) return moved.fit();
+    const to = shape.at.get(nearest.id);
+    return moved.move({ zoom, x: x + (nearest.at.x - to.x) * zoom, y: y + (nearest.at.y - to.y) * zoom });
+  }, [shape, size.width, size.height]);
+  useEffect(() => moved.ask(), [nodes, chosen, cursor, found]);
+  useEffect(() => {
+    const at = shape.at.get(chosen);
+    if (at && moved.view.current) moved.show(at, boxWidth, boxHeight);
+  }, [chosen]);
+
+  const goTo = (id) => {
+    setCursor(id);
+    const at = shape.at.get(isCollapsed ? layout.at.get(id)?.layer : id);
+    if (at) moved.show(at, boxWidth, boxHeight);
   };
-  const move = (event) => {
-    if (!drag.current) return;
-    const [dx, dy] = [event.clientX - drag.current.x, event.clientY - drag.current.y];
-    drag.current = { x: event.clientX, y: event.clientY };
-    setView((now) => ({ ...now, x: now.x + dx, y: now.y + dy }));
+  const jump = (event) => {
+    if (event.key !== "Enter" || found.length === 0) return;
+    const next = found[(found.indexOf(cursor) + 1) % found.length];
+    if (isCollapsed) go(parts, { ...query, node: next, at: "" });
+    goTo(next);
+  };
+  const neighbour = (key, id) => {
+    const row = layout.layers[layout.at.get(id).layer];
+    const near = (ids) => ids.toSorted((a, b) => Math.abs(layout.at.get(a).x - layout.at.get(id).x) - Math.abs(layout.at.get(b).x - layout.at.get(id).x))[0];
+    if (key === "ArrowDown") return near(layout.children.get(id));
+    if (key === "ArrowUp") return near(layout.parents.get(id));
+    return row[row.indexOf(id) + (key === "ArrowRight" ? 1 : -1)];
   };
   const keys = (event) => {
     const step = { ArrowLeft: [60, 0], ArrowRight: [-60, 0], ArrowUp: [0, 60], ArrowDown: [0, -60] }[event.key];
-    if (step) setView((now) => ({ ...now, x: now.x + step[0], y: now.y + step[1] }));
-    else if (event.key === "+") zoomBy(1.3);
-    else if (event.key === "-") zoomBy(1 / 1.3);
+    if (step && (event.shiftKey || isCollapsed)) moved.shift(...step);
+    else if (step) {
+      const from = cursor ?? query.node;
+      const next = from && layout.at.has(from) ? neighbour(event.key, from) : layout.layers[0][0];
+      if (next) goTo(next);
+    } else if (event.key === "Enter" && cursor && !plain && event.target === frame.current) go(parts, { ...query, node: cursor, at: "" });
+    else if (event.key === "+" || event.key === "=") moved.zoomBy(1.3);
+    else if (event.key === "-") moved.zoomBy(1 / 1.3);
+    else if (event.key === "0") moved.fit();
     else return;
     event.preventDefault();
   };
-  const seen = [];
-  if (view) {
-    const [left, top] = [-view.x / view.zoom, -view.y / view.zoom];
-    const [right, bottom] = [left + size.width / view.zoom, top + size.height / view.zoom];
-    for (const node of run.nodes) {
-      const { x, y } = drawn.at.get(node.id);
-      if (x + WIDTH >= left && x <= right && y + HEIGHT >= top && y <= bottom) seen.push(node);
-    }
-  }
-  // Texts could not be read: one path draws all nodes of a state, however many are in view.
-  const small = view && view.zoom < 0.35;
-  const byState = new Map();
-  if (small) {
-    for (const node of seen) {
-      const { x, y } = drawn.at.get(node.id);
-      byState.set(node.status, `${byState.get(node.status) ?? ""}M${x} ${y}h${WIDTH}v${HEIGHT}h${-WIDTH}z`);
-    }
-  }
+  // A box that is too small for a link is picked by its place.
   const pick = (event) => {
-    if (!small) return;
+    if (plain || seen.length > 0 || event.target.closest("a")) return;
     const box = frame.current.getBoundingClientRect();
-    const [x, y] = [(event.clientX - box.left - view.x) / view.zoom, (event.clientY - box.top - view.y) / view.zoom];
-    const hit = seen.find((node) => {
-      const at = drawn.at.get(node.id);
-      return x >= at.x && x <= at.x + WIDTH && y >= at.y && y <= at.y + HEIGHT;
-    });
-    if (hit) go(route.get().parts, { ...route.get().query, node: hit.id });
-  };
-  const edges = [];
-  if (view) {
-    for (const node of seen) {
-      const to = drawn.at.get(node.id);
-      for (const parent of node.dependencies) {
-        const from = drawn.at.get(parent);
-        if (!from) continue;
-        const [x1, y1, x2, y2] = [from.x + WIDTH, from.y + HEIGHT / 2, to.x, to.y + HEIGHT / 2];
-        const middle = (x1 + x2) / 2;
-        edges.push(`M${x1} ${y1}C${middle} ${y1} ${middle} ${y2} ${x2} ${y2}`);
+    const { x, y, zoom } = moved.view.current;
+    const [px, py] = [(event.clientX - box.left - x) / zoom, (event.clientY - box.top - y) / zoom];
+    for (const [id, at] of shape.at) {
+      if (px >= at.x && px <= at.x + boxWidth && py >= at.y && py <= at.y + boxHeight) {
+        if (isCollapsed) setQuery({ group: String(id) });
+        else go(parts, { ...query, node: id, at: "" });
+        return;
       }
     }
-  }
-  const { query, parts } = route.get();
+  };
+  const under = cursor && byId.get(cursor);
+  const toGroup = (group) => link(parts, { ...query, group });
   return html`<div class="graph">
-    <div class="bar"><button onClick=${() => zoomBy(1.3)} aria-label="Zoom in">+</button><button onClick=${() => zoomBy(1 / 1.3)} aria-label="Zoom out">−</button><button onClick=${fit}>Fit</button>
-      <span class="count">${run.nodes.length.toLocaleString()} nodes</span></div>
-    <div class="canvas" ref=${frame} tabindex="0" role="group" aria-label="Graph; the arrow keys move it, plus and minus zoom" onKeyDown=${keys} onClick=${pick}
-      onPointerDown=${down} onPointerMove=${move} onPointerUp=${() => (drag.current = null)} onPointerCancel=${() => (drag.current = null)}>
-      ${view && html`<svg width=${size.width} height=${size.height}><g transform=${`translate(${view.x} ${view.y}) scale(${view.zoom})`}>
-        <path class="edges" d=${edges.join("")} />
-        ${small && [...byState].map(([state, d]) => html`<path key=${state} class="paint-${STATES[state][1]}" d=${d} />`)}
-        ${!small && seen.map((node) => {
-          const { x, y } = drawn.at.get(node.id);
-          const [icon, word] = STATES[node.status];
-          return html`<a key=${node.id} href=${link(parts, { ...query, node: node.id })} aria-label=${`${node.id}, ${word}`} class=${`box box-${word}${chosen === node.id ? " chosen" : ""}`}>
-            <rect x=${x} y=${y} width=${WIDTH} height=${HEIGHT} rx="6" />
-            <text class="mark" x=${x + 10} y=${y + 22}>${icon}</text><text x=${x + 28} y=${y + 22}>${short(node.id)}<title>${node.id}: ${word}</title></text>
-          </a>`;
-        })}
-      </g></svg>`}
+    <div class="bar"><button onClick=${() => moved.zoomBy(1.3)} aria-label="Zoom in">+</button><button onClick=${() => moved.zoomBy(1 / 1.3)} aria-label="Zoom out">−</button><button onClick=${moved.fit}>Fit</button>
+      ${!plain && html`<input type="search" aria-label="Search the graph" placeholder="Find a node" value=${query.find || ""} onInput=${(e) => setQuery({ find: e.currentTarget.value })} onKeyDown=${jump} />
+      ${wanted && html`<span class="count">${found.length.toLocaleString()} found${found.length ? ", Enter goes to the next" : ""}</span>`}
+      <label><input type="checkbox" checked=${isCollapsed} onChange=${(e) => setQuery({ collapse: e.currentTarget.checked ? "1" : "0", group: "" })} /> Collapse layers</label>`}
+      <span class="count">${nodes.length.toLocaleString()} ${nodes.length === 1 ? "node" : "nodes"}</span></div>
+    <div class="canvas" ref=${frame} data-layout=${layout.by} tabindex="0" role="application" aria-label=${`Graph. ${KEYS}`} onKeyDown=${keys} onClick=${pick} ...${moved.handlers}>
+      <canvas class="lines" ref=${board} aria-hidden="true"></canvas>
+      <div class="boxes" ref=${boxes}>
+        ${isCollapsed
+          ? seen.map((layer) => groups.has(layer) && html`<${LayerBox} key=${layer} layer=${layer} at=${shape.at.get(layer)} counts=${groups.get(layer)} chosen=${layer === chosen} to=${toGroup} />`)
+          : seen.map((id) => byId.has(id) && shape.at.has(id) && html`<${Box} key=${id} node=${byId.get(id)} at=${shape.at.get(id)} chosen=${id === chosen} cursor=${id === cursor} match=${marked.has(id) && found.length > 0} href=${href(id)} />`)}
+      </div>
+      <canvas class="minimap" ref=${map} aria-hidden="true" onPointerDown=${mapMoved} onPointerMove=${mapMoved} onClick=${(e) => e.stopPropagation()}></canvas>
     </div>
+    <p class="sr" role="status">${under ? `${under.id}, ${STATES[under.status]?.[1] ?? ""}, ${layout.parents.get(cursor).length} before it, ${layout.children.get(cursor).length} after it` : ""}</p>
+    ${isCollapsed && query.group && html`<${GroupList} group=${query.group} nodes=${nodes} layout=${layout} parts=${parts} query=${query} />`}
   </div>`;
+}
+
+// A graph that comes with its layout, such as that of a text while it is written.
+export function GivenGraph({ graph }) {
+  const layout = useMemo(() => prepared(graph), [graph]);
+  if (graph.nodes.length === 0) return html`<${Empty}>The graph has no nodes.<//>`;
+  return html`<${Drawing} nodes=${graph.nodes} layout=${layout} query=${{}} href=${() => null} plain />`;
+}
+
+export function Graph({ run, query }) {
+  const href = (id) => link(["runs", run.run_id, "graph"], { ...query, node: id, at: "", items: "" });
+  return html`<${GraphView} nodes=${run.nodes} where=${path("runs", run.run_id, "graph")} query=${query} href=${href} />`;
 }

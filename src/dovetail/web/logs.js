@@ -2,7 +2,7 @@
 import { html, useEffect, useRef, useState } from "./html.js";
 import { download, follow, path, withQuery } from "./api.js";
 import { pieces } from "./ansi.js";
-import { Copy, Empty, Rows, Trouble } from "./ui.js";
+import { Copy, Empty, NodeInput, Rows, Trouble } from "./ui.js";
 
 const LINE_PX = 20;
 const MAX_LINES = 50000;
@@ -59,11 +59,11 @@ export function Line({ line, withNode }) {
   </div>`;
 }
 
-// `query`: node, epoch, attempt, level, q. `set` changes it, in the address.
-export function LogView({ runId, query, set, nodes, again, compact }) {
+// `query`: node, item, epoch, attempt, level, q. `set` changes it, in the address.
+export function LogView({ runId, query, set, nodes, again, compact, wrap: wrapAtFirst }) {
   const { lines, error, loaded } = useLog(runId, query, again);
   const [following, setFollowing] = useState(true);
-  const [wrap, setWrap] = useState(false);
+  const [wrap, setWrap] = useState(Boolean(wrapAtFirst));
   const withNode = !query.node;
   const search = useRef(null);
   const searched = (event) => {
@@ -75,17 +75,16 @@ export function LogView({ runId, query, set, nodes, again, compact }) {
   const height = LINE_PX;
   return html`<div class=${compact ? "log compact" : "log"}>
     <div class="bar">
-      ${nodes && html`<label>Node <select value=${query.node || ""} onChange=${(e) => set({ node: e.currentTarget.value, attempt: "" })}>
-        <option value="">all</option>
-        ${nodes.map((id) => html`<option value=${id}>${id}</option>`)}
-      </select></label>`}
+      ${nodes && html`<label>Node <${NodeInput} nodes=${nodes} value=${query.node} placeholder="all" onChoose=${(node) => set({ node, item: "", epoch: "", attempt: "" })} /></label>`}
+      ${set && (query.attempt || query.item) && html`<button class="chip" onClick=${() => set({ item: "", epoch: "", attempt: "" })}>
+        ${query.item ? `item ${query.item}` : ""}${query.attempt ? `${query.epoch > 1 ? `epoch ${query.epoch}, ` : ""}attempt ${query.attempt}` : ""} ✕</button>`}
       ${set && html`<label>Level <select value=${query.level || ""} onChange=${(e) => set({ level: e.currentTarget.value })}>
         <option value="">all</option>
         ${LEVELS.map((level) => html`<option value=${level}>${level.toLowerCase()}</option>`)}
       </select></label>
       <input type="search" placeholder="Search the log" aria-label="Search the log" value=${query.q || ""} onInput=${searched} />`}
       <label><input type="checkbox" checked=${following} onChange=${(e) => setFollowing(e.currentTarget.checked)} /> Follow</label>
-      <label><input type="checkbox" checked=${wrap} onChange=${(e) => setWrap(e.currentTarget.checked)} /> Wrap</label>
+      <label><input type="checkbox" checked=${wrap} onChange=${(e) => { setWrap(e.currentTarget.checked); set?.({ wrap: e.currentTarget.checked ? "1" : "" }); }} /> Wrap</label>
       <${Copy} text=${() => lines.map(plain).join("\n")} />
       <button class="quiet" onClick=${() => download(withQuery(path("runs", runId, "logs"), query), "text/plain", `${runId}.log`)}>Download</button>
       <span class="count">${lines.length.toLocaleString()} ${lines.length === 1 ? "line" : "lines"}</span>

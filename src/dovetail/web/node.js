@@ -1,9 +1,10 @@
-// The panel of one node: its state and why, attempts, config, inputs, output, log.
+// The panel of one node: its state and why, attempts, items, config, inputs, output, log.
 import { html, useEffect, useState } from "./html.js";
 import { get, path } from "./api.js";
+import { Items } from "./items.js";
 import { LogView } from "./logs.js";
-import { link } from "./route.js";
-import { Copy, Elapsed, Json, Loading, State, Time, Trouble } from "./ui.js";
+import { link, setQuery } from "./route.js";
+import { Copy, Elapsed, Json, Loading, State, Time, Trouble, duration } from "./ui.js";
 
 // Its details, read again whenever the run shows that the node has changed.
 export function useNode(runId, node) {
@@ -37,22 +38,93 @@ const REASONS = {
   worker_lost: "Its worker was lost too often.",
 };
 
-export function NodePanel({ run, node, query, retry, fork, again }) {
+// The definition of a registered version never changes: it is read once.
+const definitions = new Map();
+
+function useSpec(run, nodeId) {
+  const [, redraw] = useState(0);
+  const key = `${run.workflow} ${run.version}`;
+  useEffect(() => {
+    if (!run.version || definitions.has(key)) return;
+    definitions.set(key, null);
+    get(`${path("workflows", run.workflow)}?version=${run.version}`).then(
+      (found) => {
+        definitions.set(key, found.definition);
+        redraw((n) => n + 1);
+      },
+      () => definitions.delete(key), // the workflow was deleted, its runs stay
+    );
+  }, [key]);
+  const definition = definitions.get(key);
+  const own = definition?.nodes.find((one) => one.id === nodeId);
+  return own && { ...definition.defaults, ...own };
+}
+
+function useLimit(tag) {
+  const [limit, setLimit] = useState(null);
+  useEffect(() => {
+    if (!tag) return undefined;
+    const leaving = new AbortController();
+    get(path("rate-limits", tag), leaving.signal).then(setLimit, () => {});
+    return () => leaving.abort();
+  }, [tag]);
+  return limit;
+}
+
+const text = (value) => (typeof value === "string" ? value : JSON.stringify(value));
+
+// What the definition says beside the config, and what became of it.
+function Settings({ run, node, spec, detail }) {
+  const tag = spec?.resource_tag ?? detail.why?.details?.resource_tag;
+  const limit = useLimit(tag);
+  const neverRan = node.status === "COMPLETED" && node.attempt === 0;
+  const facts = [
+    ["Waits for", node.dependencies.length > 0 && node.dependencies.slice(0, 20).map((id) => html`<a href=${link(["runs", run.run_id, "nodes"], { node: id })}>${id}</a> `)],
+    ["Condition", spec?.condition && html`<code>${text(spec.condition)}</code>`],
+    ["For each", spec?.for_each && html`<code>${text(spec.for_each)}</code>`],
+    ["Rate limit", tag && html`<code>${tag}</code>${limit && ` ${limit.rate_per_second} a second, burst ${limit.burst}`}`],
+    ["Cache", neverRan ? (run.forked_from ? `reused from run ${run.forked_from.slice(0, 8)}` : "its output came from the cache") : spec?.cache && html`<code>${text(spec.cache)}</code>`],
+    ["Retries", (spec?.max_retries !== undefined || spec?.retry) && html`${spec.max_retries} ${spec.retry && html`<code>${text(spec.retry)}</code>`}`],
+    ["Timeout", spec?.timeout_seconds && `${spec.timeout_seconds} s`],
+    ["Failure", spec?.allow_failure && "is allowed: the run goes on"],
+  ].filter(([, value]) => value);
+  return facts.length > 0 && html`<dl class="settings">${facts.map(([name, value]) => html`<dt>${name}</dt><dd>${value}</dd>`)}</dl>`;
+}
+
+function ProgressBar({ node }) {
+  const known = node.items && node.items.total > 0 ? { fraction: node.items.completed / node.items.total } : node.progress;
+  if (!known || node.finished_at) return null;
+  const share = Math.round(100 * Math.min(1, Math.max(0, known.fraction ?? 0)));
+  return html`<div class="own-progress"><progress max="100" value=${share} aria-label="Progress"></progress> <span>${share} %${known.message ? `: ${known.message}` : ""}</span></div>`;
+}
+
+const keyOf = (attempt) => `${attempt.epoch}.${attempt.attempt}`;
+
+function Attempts({ attempts, chosen }) {
+  return html`<section><header><h3>Attempts</h3></header><ul class="plain attempts">${attempts.map((one) => html`<li key=${keyOf(one)}>
+    <button class="chip" aria-pressed=${one === chosen} onClick=${() => setQuery({ at: keyOf(one) })}>${one.epoch > 1 ? `epoch ${one.epoch}, ` : ""}attempt ${one.attempt}</button>
+    <${State} of=${one.status} /><span class="count"><${Time} at=${one.started_at} /> ${duration(one.duration)}</span>
+    ${one.error && html`<span class="item-error">${one.error.type}: ${one.error.message}</span>`}</li>`)}</ul></section>`;
+}
+
+export function NodePanel({ run, node, query, at, retry, fork, again }) {
   const { detail, error } = useNode(run.run_id, node);
-  const [chosen, setChosen] = useState(null);
+  const spec = useSpec(run, node.id);
   const attempts = detail?.attempts ?? [];
-  const attempt = attempts.find((one) => `${one.epoch}.${one.attempt}` === chosen) ?? attempts.at(-1);
-  const panelQuery = attempt ? { node: node.id, epoch: attempt.epoch, attempt: attempt.attempt } : { node: node.id };
+  const attempt = attempts.find((one) => keyOf(one) === at) ?? attempts.at(-1);
+  const logQuery = attempt ? { node: node.id, epoch: attempt.epoch, attempt: attempt.attempt } : { node: node.id };
   const finished = run.status !== "RUNNING" && run.status !== "PENDING";
+  const place = ["runs", run.run_id, ...(query.tab ? [query.tab] : [])];
   return html`<aside class="panel" aria-label=${`Node ${node.id}`}>
     <header><h2>${node.id}</h2><${State} of=${node.status} /><span class="grow"></span>
-      <a class="button quiet" href=${link(["runs", run.run_id, ...(query.tab ? [query.tab] : [])], { ...query.rest, node: "" })} aria-label="Close the panel">✕</a></header>
+      <a class="button quiet" href=${link(place, { ...query.rest, items: "" })} aria-label="Close the panel">✕</a></header>
     <p class="facts"><code>${node.handler}</code>
       ${node.worker && html` on <code>${node.worker}</code>`}
       ${node.started_at && html` · <${Time} at=${node.started_at} /> · <${Elapsed} from=${node.started_at} to=${node.finished_at} seconds=${node.duration} />`}
       ${node.attempt > 1 && ` · attempt ${node.attempt}`}</p>
-    ${node.reason && html`<p>${REASONS[node.reason] ?? node.reason}${node.cause && node.cause !== node.id && html` The cause is <a href=${link(["runs", run.run_id, ...(query.tab ? [query.tab] : [])], { ...query.rest, node: node.cause })}>${node.cause}</a>.`}</p>`}
-    ${detail?.why && html`<p class="why">${detail.why.why}</p>`}
+    ${node.reason && html`<p>${REASONS[node.reason] ?? node.reason}${node.cause && node.cause !== node.id && html` The cause is <a href=${link(place, { ...query.rest, node: node.cause })}>${node.cause}</a>.`}</p>`}
+    ${detail?.why && !node.reason && html`<p class="why">${detail.why.why}</p>`}
+    <${ProgressBar} node=${node} />
     <div class="actions">
       ${finished && html`<button onClick=${() => retry(node.id)}>Retry from here…</button>`}
       <button onClick=${() => fork(node.id)}>Fork from here…</button>
@@ -60,15 +132,14 @@ export function NodePanel({ run, node, query, retry, fork, again }) {
     <${Trouble} error=${error} />
     ${!detail && !error && html`<${Loading} />`}
     ${detail && html`
-      ${attempts.length > 1 && html`<label class="field"><span>Attempt</span><select value=${attempt ? `${attempt.epoch}.${attempt.attempt}` : ""} onChange=${(e) => setChosen(e.currentTarget.value)}>
-        ${attempts.map((one) => html`<option value=${`${one.epoch}.${one.attempt}`}>${one.epoch > 1 ? `epoch ${one.epoch}, ` : ""}attempt ${one.attempt}: ${one.status.toLowerCase()}</option>`)}
-      </select></label>`}
       ${attempt?.error ? html`<${Failure} error=${attempt.error} />` : node.error && html`<${Failure} error=${node.error} />`}
+      ${node.items && html`<${Items} runId=${run.run_id} node=${node} query=${query.rest} />`}
+      ${attempts.length > 1 && html`<${Attempts} attempts=${attempts} chosen=${attempt} />`}
       <section><header><h3>Log</h3><a href=${link(["runs", run.run_id, "logs"], { node: node.id })}>Whole log</a></header>
-        <${LogView} compact runId=${run.run_id} query=${panelQuery} again=${again} /></section>
+        <${LogView} compact runId=${run.run_id} query=${node.items ? { node: node.id } : logQuery} again=${again} /></section>
+      <${Settings} run=${run} node=${node} spec=${spec} detail=${detail} />
       ${detail.config_error && html`<p class="trouble">${detail.config_error}</p>`}
-      <${Json} title="Config" value=${detail.config} />
-      <${Json} title="Config as defined" value=${detail.template} />
+      <div class="pair"><${Json} title="Config" value=${detail.config} /><${Json} title="Config as defined" value=${detail.template} /></div>
       <${Json} title="Inputs" value=${detail.inputs} />
       <${Json} title="Output" value=${detail.output} file=${`${node.id}.json`} />`}
   </aside>`;

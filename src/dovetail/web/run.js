@@ -1,89 +1,146 @@
 // One run. It opens on the answer: why it failed, what it waits for, or its result.
 import { html, useEffect, useMemo, useRef, useState } from "./html.js";
-import { follow, get, path, pause, reread } from "./api.js";
+import { follow, get, onRunEvents, path, pause, reread } from "./api.js";
 import { CancelDialog, ForkDialog, RetryDialog } from "./actions.js";
 import { Graph } from "./graph.js";
+import { Items, itemsWords } from "./items.js";
+import { afterEvents, placesOf } from "./live.js";
 import { LogView } from "./logs.js";
 import { Failure, NodePanel, useNode } from "./node.js";
 import { link, setQuery } from "./route.js";
 import { Timeline } from "./timeline.js";
 import { Copy, Elapsed, Empty, Json, Loading, NODE_STATES, Rows, STATES, State, Tabs, Time, Trouble, isActive, useNarrow } from "./ui.js";
 
-const REFRESH_MS = 250; // at most four reads a second
-const IDLE_MS = 5000;
+const SHOW_MS = 100; // at most ten times a second, however many events come
 
-// The run, read again after its events. A large run takes longer to read, and is read less often.
+// The run: read once, then moved on by its events. It is read again for what no event has.
 function useRun(id) {
-  const [state, setState] = useState({ run: null, error: null, events: [], turn: 0 });
+  const [state, setState] = useState({ run: null, error: null, recent: [], turn: 0 });
   const control = useRef(null);
   useEffect(() => {
     const leaving = new AbortController();
     const { signal } = leaving;
     const where = path("runs", id);
-    let known = null;
-    let events = [];
-    let wanted = true;
-    let wake = () => {};
-    const refresh = () => {
-      wanted = true;
-      wake();
-    };
-    async function reading() {
-      while (!signal.aborted) {
-        if (!wanted) {
-          // A finished run can be retried from elsewhere.
-          await Promise.race([new Promise((resolve) => (wake = resolve)), pause(IDLE_MS, signal)]);
-          if (signal.aborted || (document.hidden && !wanted)) continue;
-        }
-        wanted = false;
+    let known = null; // as it was read
+    let run = null;
+    let places = new Map();
+    let runSeq = 0; // of the last event that `run` has in it
+    let seq = 0; // of the last event that came
+    let recent = []; // events that came since the first read
+    let waiting = [];
+    let timer = null;
+    let following = false;
+    let reading = false;
+    let readAgain = false;
+
+    async function read() {
+      if (reading) {
+        readAgain = true;
+        return;
+      }
+      reading = true;
+      do {
+        readAgain = false;
         const began = performance.now();
         try {
           const before = known;
           known = await reread(where, known, signal);
-          if (known !== before) {
-            const run = known.value;
-            const reopened = before && !isActive(before.value) && isActive(run);
-            setState((now) => ({ run, error: null, events, turn: now.turn + (reopened ? 1 : 0) }));
-            if (isActive(run) && !following) watch();
-          } else {
-            setState((now) => (now.error || now.events !== events ? { ...now, error: null, events } : now));
-          }
+          if (known !== before) take(before);
+          else setState((now) => (now.error ? { ...now, error: null } : now));
         } catch (error) {
           if (signal.aborted) return;
           // What is known stays on the screen while the server is away.
           setState((now) => (error.status === 0 && now.run ? now : { ...now, error }));
-          if (error.status === 0) wanted = true;
+          if (error.status === 0) readAgain = true;
+          if (!readAgain) break;
           await pause(1000, signal);
+          continue;
         }
-        await pause(Math.max(REFRESH_MS, 4 * (performance.now() - began)), signal);
-      }
+        if (run.finished_at === null) watch();
+        // A large run takes longer to read, and is read less often.
+        if (readAgain) await pause(Math.max(SHOW_MS, 4 * (performance.now() - began)), signal);
+      } while (readAgain && !signal.aborted);
+      reading = false;
     }
-    let following = false;
+
+    function take(before) {
+      const wasOver = run !== null && !isActive(run);
+      run = known.value;
+      if (before === null || before.value.nodes.length !== run.nodes.length) places = placesOf(run.nodes);
+      // Events that came while it was read may be newer than it is.
+      const newer = recent.filter((event) => event.seq > known.seq);
+      runSeq = Math.max(known.seq, runSeq);
+      seq = Math.max(seq, runSeq);
+      if (newer.length) [run] = afterEvents(run, newer, places);
+      const reopened = wasOver && isActive(run);
+      setState((now) => ({ run, error: null, recent, turn: now.turn + (reopened ? 1 : 0) }));
+    }
+
+    function show() {
+      timer = null;
+      const events = waiting;
+      waiting = [];
+      recent = recent.concat(events);
+      let stale;
+      // A read may have overtaken some of them.
+      [run, stale] = afterEvents(run, events.filter((event) => event.seq > runSeq), places);
+      runSeq = Math.max(runSeq, events.at(-1).seq);
+      setState((now) => ({ ...now, run, recent, error: null }));
+      if (stale) read();
+    }
+
     async function watch() {
+      if (following) return;
       following = true;
       try {
         await follow(`${where}/events`, {
           signal,
-          first: "0",
-          after: events.length ? events.at(-1).seq : undefined,
-          onOpen: refresh,
+          after: seq,
           onEvents(more) {
-            events = events.concat(more);
-            refresh();
+            waiting = waiting.concat(more.filter((event) => event.seq > seq));
+            seq = Math.max(seq, more.at(-1).seq);
+            if (waiting.length) timer ??= setTimeout(show, SHOW_MS);
           },
         });
       } catch {
         // The reading above says what is wrong.
       }
       following = false;
-      refresh();
+      if (!signal.aborted) read();
     }
-    watch();
-    reading();
-    control.current = refresh;
-    return () => leaving.abort();
+
+    read();
+    // A finished run may be retried or deleted from elsewhere.
+    const stop = onRunEvents((events, again) => {
+      if (events === null ? again : events.some((event) => event.run_id === id)) read();
+    });
+    control.current = read;
+    return () => {
+      stop();
+      clearTimeout(timer);
+      leaving.abort();
+    };
   }, [id]);
   return { ...state, refresh: () => control.current() };
+}
+
+// All events of the run: those before it was opened are read when a tab needs them.
+function useEvents(run, recent) {
+  const [state, setState] = useState({ earlier: null, error: null });
+  useEffect(() => {
+    const leaving = new AbortController();
+    get(path("runs", run.run_id, "events"), leaving.signal).then(
+      (earlier) => setState({ earlier, error: null }),
+      (error) => leaving.signal.aborted || setState({ earlier: null, error }),
+    );
+    return () => leaving.abort();
+  }, [run.run_id]);
+  const events = useMemo(() => {
+    if (state.earlier === null) return null;
+    const last = state.earlier.at(-1)?.seq ?? 0;
+    return state.earlier.concat(recent.filter((event) => event.seq > last));
+  }, [state.earlier, recent]);
+  return { events, error: state.error };
 }
 
 function counts(nodes) {
@@ -130,33 +187,48 @@ function FailedNode({ run, node, open, turn }) {
     <div class="actions">
       <button class="primary" onClick=${() => open("retry")}>Retry…</button>
       <button onClick=${() => open("retry", node.id)}>Retry from here…</button>
-      <button onClick=${() => open("fork")}>Fork with a changed definition…</button>
+      <button onClick=${() => open("change")}>Fork with a changed definition…</button>
     </div>
+    ${node.items && html`<${Items} runId=${run.run_id} node=${node} query=${{}} failedOnly />`}
     <h3>Its log</h3>
     <${LogView} compact runId=${run.run_id} query=${query} again=${turn} />
   </section>`;
 }
 
 const MAX_REASONS = 50;
+const REASONS_MS = 1000;
 const FIRST_REASONS = ["running", "rate_limited", "backing_off", "no_worker", "max_concurrency", "queued", "damaged", "waiting_for_parents"];
 
-function RunningAnswer({ run }) {
+// Read again while it waits, for the times in the sentences; a large run less often.
+function useReasons(runId) {
   const [state, setState] = useState({ found: null, error: null });
   useEffect(() => {
     const leaving = new AbortController();
-    const read = () => get(path("runs", run.run_id, "explain"), leaving.signal).then(
-      (found) => setState({ found, error: null }),
-      (error) => leaving.signal.aborted || setState((now) => (error.status === 0 ? now : { ...now, error })),
-    );
-    read();
-    const timer = setInterval(read, 2000);
-    return () => {
-      clearInterval(timer);
-      leaving.abort();
-    };
-  }, [run]);
+    const { signal } = leaving;
+    async function reading() {
+      while (!signal.aborted) {
+        const began = performance.now();
+        try {
+          const found = await get(path("runs", runId, "explain"), signal);
+          setState({ found, error: null });
+        } catch (error) {
+          if (!signal.aborted) setState((now) => (error.status === 0 ? now : { ...now, error }));
+        }
+        await pause(Math.max(REASONS_MS, 5 * (performance.now() - began)), signal);
+      }
+    }
+    reading();
+    return () => leaving.abort();
+  }, [runId]);
+  return state;
+}
+
+function RunningAnswer({ run }) {
+  const state = useReasons(run.run_id);
   const { found, error } = state;
-  const nodes = found && [...found.nodes].sort((a, b) => FIRST_REASONS.indexOf(a.code) - FIRST_REASONS.indexOf(b.code));
+  // The run is newer than the reasons: what has ended since is not waited for any more.
+  const ended = useMemo(() => new Set(run.nodes.filter((node) => node.finished_at).map((node) => node.id)), [run.nodes]);
+  const nodes = found && found.nodes.filter((node) => !ended.has(node.id)).sort((a, b) => FIRST_REASONS.indexOf(a.code) - FIRST_REASONS.indexOf(b.code));
   return html`<section class="answer"><h2>What it waits for</h2>
     <${Trouble} error=${error} />
     ${!found && !error && html`<${Loading} />`}
@@ -203,11 +275,11 @@ function Nodes({ run, query }) {
     </div>
     ${shown.length === 0 && html`<${Empty}>No node matches. <button onClick=${() => setQuery({ state: "", q: "", hide: "" })}>Show all nodes</button><//>`}
     <${Rows} items=${shown} height=${narrow ? 60 : 36} label="Nodes" row=${(node) => html`<div class="row node" role="listitem" key=${node.id}>
-      <a class="cover" href=${link(["runs", run.run_id, "nodes"], { ...query, node: node.id })} aria-current=${query.node === node.id ? "true" : null}>
+      <a class="cover" href=${link(["runs", run.run_id, "nodes"], { ...query, node: node.id, at: "", items: "" })} aria-current=${query.node === node.id ? "true" : null}>
         <span class="c-state"><${State} of=${node.status} /></span>
         <span class="c-name">${node.id}</span>
         <span class="c-id">${node.handler}</span>
-        <span class="c-error">${node.error?.message ?? node.reason?.replaceAll("_", " ") ?? ""}</span>
+        <span class="c-error">${node.error?.message ?? node.reason?.replaceAll("_", " ") ?? (node.items ? itemsWords(node.items) : node.progress?.message) ?? ""}</span>
         <span class="c-time">${node.attempt > 1 ? `${node.attempt} attempts` : ""}</span>
         <span class="c-duration"><${Elapsed} from=${node.started_at} to=${node.finished_at} seconds=${node.duration} /></span>
       </a></div>`} />
@@ -217,6 +289,12 @@ function Nodes({ run, query }) {
 function eventWords(event) {
   const { seq, time, type, epoch, node, attempt, ...rest } = event;
   return Object.keys(rest).length ? JSON.stringify(rest) : "";
+}
+
+function WithEvents({ run, recent, children }) {
+  const { events, error } = useEvents(run, recent);
+  if (error) return html`<${Trouble} error=${error} />`;
+  return events === null ? html`<${Loading} />` : children(events);
 }
 
 function Events({ run, events, query }) {
@@ -234,7 +312,7 @@ function Events({ run, events, query }) {
       <span class="c-seq">${event.seq}</span>
       <span class="c-time"><time title=${event.time}>${event.time.slice(11, 23)}</time></span>
       <span class="c-state"><code>${event.type}</code></span>
-      <span class="c-name">${event.node && html`<a href=${link(["runs", run.run_id, "events"], { ...query, node: event.node })}>${event.node}</a>`}</span>
+      <span class="c-name">${event.node && html`<a href=${link(["runs", run.run_id, "events"], { ...query, node: event.node, at: "", items: "" })}>${event.node}</a>`}</span>
       <span class="c-error">${eventWords(event)}</span></div>`} />
   </div>`;
 }
@@ -247,7 +325,7 @@ function Data({ run }) {
 const TABS = [["", "Answer"], ["nodes", "Nodes"], ["graph", "Graph"], ["timeline", "Timeline"], ["logs", "Logs"], ["events", "Events"], ["data", "Params and result"]];
 
 export function RunScreen({ id, tab = "", query }) {
-  const { run, error, events, turn, refresh } = useRun(id);
+  const { run, error, recent, turn, refresh } = useRun(id);
   const [dialog, setDialog] = useState(null);
   const open = (kind, from) => setDialog({ kind, from });
   const close = () => setDialog(null);
@@ -255,7 +333,7 @@ export function RunScreen({ id, tab = "", query }) {
     return html`<main tabindex="-1"><h1>Run ${id.slice(0, 8)}</h1>
       ${error ? html`<${Trouble} error=${error} again=${refresh} /><p><a href=${link(["runs"])}>All runs</a></p>` : html`<${Loading} />`}</main>`;
   }
-  const { node: chosen, ...rest } = query;
+  const { node: chosen, at, ...rest } = query;
   // The log has its own choice of a node; every other tab opens the panel.
   const node = chosen && tab !== "logs" ? run.nodes.find((one) => one.id === chosen) : null;
   const kept = tab === "logs" ? {} : { node: chosen };
@@ -279,17 +357,17 @@ export function RunScreen({ id, tab = "", query }) {
     <div class="split"><div class="content">
       ${tab === "" && html`<${Answer} run=${run} open=${open} turn=${turn} />`}
       ${tab === "nodes" && html`<${Nodes} run=${run} query=${query} />`}
-      ${tab === "graph" && html`<${Graph} run=${run} chosen=${chosen} />`}
-      ${tab === "timeline" && html`<${Timeline} run=${run} events=${events} chosen=${chosen} />`}
-      ${tab === "logs" && html`<${LogView} runId=${id} query=${{ node: query.node, level: query.level, q: query.q, epoch: query.epoch, attempt: query.attempt }} set=${setQuery} nodes=${run.nodes.map((one) => one.id)} again=${turn} />`}
-      ${tab === "events" && html`<${Events} run=${run} events=${events} query=${query} />`}
+      ${tab === "graph" && html`<${Graph} run=${run} query=${query} />`}
+      ${tab === "timeline" && html`<${WithEvents} run=${run} recent=${recent}>${(events) => html`<${Timeline} run=${run} events=${events} query=${query} />`}<//>`}
+      ${tab === "logs" && html`<${LogView} runId=${id} query=${{ node: query.node, item: query.item, level: query.level, q: query.q, epoch: query.epoch, attempt: query.attempt }} wrap=${query.wrap} set=${setQuery} nodes=${run.nodes} again=${turn} />`}
+      ${tab === "events" && html`<${WithEvents} run=${run} recent=${recent}>${(events) => html`<${Events} run=${run} events=${events} query=${query} />`}<//>`}
       ${tab === "data" && html`<${Data} run=${run} />`}
       ${!TABS.some(([key]) => key === tab) && html`<${Empty}>There is no such part. <a href=${link(["runs", id])}>The answer</a><//>`}
     </div>
-    ${node && html`<${NodePanel} key=${node.id} run=${run} node=${node} query=${{ tab, rest }} again=${turn} retry=${(from) => open("retry", from)} fork=${(from) => open("fork", from)} />`}
+    ${node && html`<${NodePanel} key=${node.id} run=${run} node=${node} query=${{ tab, rest }} at=${query.at} again=${turn} retry=${(from) => open("retry", from)} fork=${(from) => open("fork", from)} />`}
     </div>
     ${dialog?.kind === "retry" && html`<${RetryDialog} run=${run} from=${dialog.from} onClose=${close} onDone=${refresh} />`}
     ${dialog?.kind === "cancel" && html`<${CancelDialog} run=${run} onClose=${close} onDone=${refresh} />`}
-    ${dialog?.kind === "fork" && html`<${ForkDialog} run=${run} from=${dialog.from} onClose=${close} />`}
+    ${(dialog?.kind === "fork" || dialog?.kind === "change") && html`<${ForkDialog} run=${run} from=${dialog.from} changed=${dialog.kind === "change"} onClose=${close} />`}
   </main>`;
 }

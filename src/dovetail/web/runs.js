@@ -1,94 +1,157 @@
 // All runs, newest first, live. Filters are in the address.
-import { html, useEffect, useRef, useState } from "./html.js";
-import { Problem, follow, get, pause, post, path, reread, withQuery } from "./api.js";
-import { link, setQuery } from "./route.js";
-import { Dialog, Elapsed, Empty, Loading, RUN_STATES, Rows, STATES, State, Time, Trouble, isActive, useNarrow } from "./ui.js";
+import { html, useEffect, useMemo, useRef, useState } from "./html.js";
+import { get, newKey, onRunEvents, path, pause, post, reread, withQuery } from "./api.js";
+import { link, setQuery, go } from "./route.js";
+import { Elapsed, Empty, Loading, RUN_STATES, Rows, STATES, State, Time, Trouble, isActive, useNarrow } from "./ui.js";
 
 const PAGE = 50;
-const MAX_REREAD = 1000;
-const POLL_MS = 2000;
+const MAX_REREAD = 200; // of the newest; events move older ones on
 const REFRESH_MS = 400;
+const COUNTS_MS = 2000;
+const HOURS = 24;
+const MAX_SEARCHES = 20; // a search that finds little goes on by itself so often
+const ENDS = { "run.completed": "COMPLETED", "run.failed": "FAILED", "run.cancelled": "CANCELLED", "run.retried": "RUNNING", "run.started": "RUNNING" };
+const TIMES = { "15m": ["the last 15 minutes", 900], "1h": ["the last hour", 3600], "24h": ["the last 24 hours", 86400], "7d": ["the last 7 days", 604800] };
 
-// As the server's own search: the beginning of the id, a part of the name, a value of the params.
-function matches(run, text) {
-  const wanted = text.toLowerCase();
-  const within = (value) =>
-    value !== null && typeof value === "object" ? Object.values(value).some(within)
-      : (typeof value === "string" || typeof value === "number") && String(value).toLowerCase().includes(wanted);
-  return run.run_id.startsWith(wanted) || run.workflow.toLowerCase().includes(wanted) || within(run.params);
+function between({ time, after, before }) {
+  const span = TIMES[time]?.[1];
+  const from = span ? new Date(Date.now() - span * 1000).toISOString() : asTime(after);
+  return { created_after: from, created_before: asTime(before) };
 }
 
-function useRuns({ status, workflow, q }) {
-  const [state, setState] = useState({ items: null, cursor: null, error: null });
+function asTime(text) {
+  const time = text ? new Date(text) : null;
+  return time && !Number.isNaN(time.getTime()) ? time.toISOString() : undefined;
+}
+
+// Calls `act` soon, and once more if it is called meanwhile.
+function calmly(act, ms, signal) {
+  let busy = false;
+  let again = false;
+  return async function ask() {
+    again = true;
+    if (busy) return;
+    busy = true;
+    while (again && !signal.aborted) {
+      again = false;
+      await act();
+      await pause(ms, signal);
+    }
+    busy = false;
+  };
+}
+
+function useRuns(query) {
+  const [state, setState] = useState({ items: null, cursor: null, error: null, busy: false });
   const control = useRef(null);
+  const { status, workflow, q, time, after, before } = query;
   useEffect(() => {
     const leaving = new AbortController();
     const { signal } = leaving;
-    const where = (more) => withQuery("/runs", { status, workflow, q, ...more });
+    const filters = { status, workflow, q, ...between(query) };
+    const searches = Boolean(q || filters.created_after || filters.created_before);
+    const where = (more) => withQuery("/runs", { ...filters, ...more });
     let items = [];
     let known = null;
-    let reading = false;
-    let dirty = false;
-    setState({ items: null, cursor: null, error: null });
-    async function refresh() {
-      dirty = true;
-      if (reading) return;
-      reading = true;
-      while (dirty && !signal.aborted) {
-        dirty = false;
-        const count = Math.min(MAX_REREAD, Math.max(PAGE, items.length));
-        try {
-          const page = await reread(where({ limit: count }), known?.count === count ? known : null, signal);
-          if (page !== known) {
-            known = { ...page, count };
-            const found = page.value.items;
-            const beyond = items.slice(count);
-            items = beyond.length ? [...found, ...beyond.filter((run) => !found.some((one) => one.run_id === run.run_id))] : found;
-            setState((now) => ({ items, cursor: beyond.length ? now.cursor : page.value.next_cursor, error: null }));
-          }
-        } catch (error) {
-          if (signal.aborted) return;
-          setState((now) => ({ ...now, error: error.status === 0 && now.items ? null : error }));
-        }
-        await pause(REFRESH_MS, signal);
+    setState({ items: null, cursor: null, error: null, busy: true });
+    const fail = (error) => signal.aborted || setState((now) => ({ ...now, busy: false, error: error.status === 0 && now.items ? null : error }));
+
+    async function newest() {
+      const count = Math.min(MAX_REREAD, Math.max(PAGE, items.length));
+      try {
+        const page = await reread(where({ limit: count }), known?.count === count ? known : null, signal);
+        if (page === known) return;
+        const first = known === null;
+        known = { ...page, count };
+        const found = page.value.items;
+        const ids = new Set(found.map((run) => run.run_id));
+        const beyond = first ? [] : items.slice(count).filter((run) => !ids.has(run.run_id));
+        items = [...found, ...beyond];
+        setState((now) => ({ items, cursor: beyond.length || (!first && items.length > count) ? now.cursor : page.value.next_cursor, error: null, busy: false }));
+        if (first && searches && found.length < PAGE && page.value.next_cursor) await older(page.value.next_cursor);
+      } catch (error) {
+        fail(error);
       }
-      reading = false;
     }
+
+    // A search examines so many runs a request: its page may be short though older runs match.
     async function older(cursor) {
+      setState((now) => ({ ...now, busy: true }));
+      const wanted = items.length + PAGE;
       try {
-        const page = await get(where({ limit: PAGE * 4, cursor }), signal);
-        items = [...items, ...page.items];
-        setState({ items, cursor: page.next_cursor, error: null });
-      } catch (error) {
-        if (!signal.aborted) setState((now) => ({ ...now, error }));
-      }
-    }
-    async function live() {
-      await refresh();
-      try {
-        // A server of an older version has no stream over all runs.
-        await follow("/events", { signal, onOpen: refresh, onEvents: refresh });
-      } catch (error) {
-        if (!(error instanceof Problem)) throw error;
-        while (!signal.aborted) {
-          await pause(POLL_MS, signal);
-          if (!signal.aborted && !document.hidden) await refresh();
+        for (let n = 0; cursor && items.length < wanted && n < MAX_SEARCHES; n++) {
+          const page = await get(where({ limit: PAGE * 2, cursor }), signal);
+          const ids = new Set(items.map((run) => run.run_id));
+          items = [...items, ...page.items.filter((run) => !ids.has(run.run_id))];
+          cursor = page.next_cursor;
+          setState({ items, cursor, error: null, busy: Boolean(cursor) && items.length < wanted });
         }
+        setState((now) => ({ ...now, busy: false }));
+      } catch (error) {
+        fail(error);
       }
     }
-    live();
+
+    const refresh = calmly(newest, REFRESH_MS, signal);
+    const stop = onRunEvents((events) => {
+      for (const event of events ?? []) {
+        const place = items.findIndex((run, n) => n >= MAX_REREAD && run.run_id === event.run_id);
+        if (place < 0 || !ENDS[event.type]) continue;
+        const ended = event.type !== "run.retried" && event.type !== "run.started";
+        items = items.slice();
+        items[place] = { ...items[place], status: ENDS[event.type], error: event.error ?? null, finished_at: ended ? event.time : null, duration: null };
+        setState((now) => ({ ...now, items }));
+      }
+      refresh();
+    });
+    refresh();
     control.current = { older, refresh };
-    return () => leaving.abort();
-  }, [status, workflow, q]);
+    return () => {
+      stop();
+      leaving.abort();
+    };
+  }, [status, workflow, q, time, after, before]);
   return { ...state, older: (cursor) => control.current.older(cursor), refresh: () => control.current.refresh() };
 }
 
-function Row({ run, checked, check }) {
-  const words = run.error ? `${run.error.node ? run.error.node + ": " : ""}${run.error.message}` : "";
+// How many runs there are in which state, and in each of the last hours.
+function useCounts(workflow) {
+  const [counts, setCounts] = useState(null);
+  useEffect(() => {
+    const leaving = new AbortController();
+    const { signal } = leaving;
+    const read = () => get(withQuery("/run-counts", { workflow, hours: HOURS }), signal).then(setCounts, () => {});
+    const refresh = calmly(read, COUNTS_MS, signal);
+    const stop = onRunEvents(refresh);
+    refresh();
+    return () => {
+      stop();
+      leaving.abort();
+    };
+  }, [workflow]);
+  return counts;
+}
+
+function Sparkline({ hours }) {
+  const most = Math.max(1, ...hours.map((one) => one.total));
+  const total = hours.reduce((sum, one) => sum + one.total, 0);
+  const failed = hours.reduce((sum, one) => sum + one.failed, 0);
+  const share = (count) => (count ? `${Math.max(6, (100 * count) / most)}%` : "0");
+  return html`<figure class="sparkline"><div class="bars">${hours.map((one) => {
+      const next = new Date(Date.parse(one.time) + 3600e3).toISOString();
+      const words = `${new Date(one.time).toLocaleString()}: ${one.total.toLocaleString()} ${one.total === 1 ? "run" : "runs"}, ${one.failed.toLocaleString()} failed`;
+      return html`<a key=${one.time} href=${link(["runs"], { after: one.time, before: next })} title=${words} aria-label=${words} tabindex=${one.total ? 0 : -1}>
+        <span class="good" style=${{ height: share(one.total) }}></span><span class="bad" style=${{ height: share(one.failed) }}></span></a>`;
+    })}</div>
+    <figcaption>${total.toLocaleString()} ${total === 1 ? "run" : "runs"} in ${hours.length} hours, ${failed.toLocaleString()} failed</figcaption></figure>`;
+}
+
+function Row({ run, checked, check, outcome }) {
+  const words = outcome ? outcomeWords(outcome) : run.error ? `${run.error.node ? run.error.node + ": " : ""}${run.error.message}` : "";
   return html`<div class="row run" role="listitem">
     <label class="check"><input type="checkbox" checked=${checked} aria-label=${`Select run ${run.run_id}`} onChange=${check} /></label>
     <a class="cover" href=${link(["runs", run.run_id])}>
-      <span class="c-state"><${State} of=${run.status} /></span>
+      <span class="c-state">${run.status && html`<${State} of=${run.status} />`}</span>
       <span class="c-name">${run.workflow}${run.version ? html`<small> v${run.version}</small>` : null}</span>
       <span class="c-id"><code>${run.run_id.slice(0, 8)}</code></span>
       <span class="c-error">${words}</span>
@@ -98,94 +161,181 @@ function Row({ run, checked, check }) {
   </div>`;
 }
 
-// One call for all where the server has it, else one call for each run.
-async function forEachRun(verb, ids) {
+// ── many at once ────────────────────────────────────────────────────────────────────────
+
+const OUTCOMES = "dovetail.outcomes.";
+const VERBS = { retry: ["Retried", "retried"], cancel: ["Cancelled", "cancelled"] };
+const outcomeWords = (one) => (one.ok ? "done" : one.error?.message ?? "not done");
+
+// What became of each run is kept in this tab, so that its address can be loaded again.
+function kept(key) {
   try {
-    return (await post(`/runs/${verb}`, { run_ids: ids })).items;
-  } catch (error) {
-    if (error.status !== 404 && error.status !== 405) throw error;
+    return JSON.parse(sessionStorage.getItem(OUTCOMES + key));
+  } catch {
+    return null;
   }
-  const outcomes = [];
-  for (const id of ids) {
-    try {
-      const run = await post(path("runs", id, verb), {});
-      outcomes.push({ run_id: id, ok: true, status: run.status });
-    } catch (error) {
-      outcomes.push({ run_id: id, ok: false, error: { message: error.message } });
-    }
-  }
-  return outcomes;
 }
 
-function Bulk({ chosen, clear, refresh }) {
-  const [outcome, setOutcome] = useState(null);
+function Bulk({ chosen, clear, query }) {
   const [error, setError] = useState(null);
   const [busy, setBusy] = useState(false);
   const act = async (verb) => {
     setBusy(true);
     setError(null);
     try {
-      setOutcome({ verb, items: await forEachRun(verb, [...chosen]) });
+      const { items } = await post(`/runs/${verb}`, { run_ids: [...chosen].slice(0, 1000) });
+      const key = newKey().slice(0, 8);
+      sessionStorage.setItem(OUTCOMES + key, JSON.stringify({ verb, items }));
       clear();
-      refresh();
+      go(["runs"], { ...query, outcome: key });
     } catch (problem) {
       setError(problem);
     }
     setBusy(false);
   };
-  const message = (one) => (typeof one.error === "string" ? one.error : one.error?.message) ?? one.status;
   return html`
     ${chosen.size > 0 && html`<div class="bar bulk" role="group" aria-label="Selected runs">
-      <span>${chosen.size} selected</span>
+      <span>${chosen.size.toLocaleString()} selected${chosen.size > 1000 ? ", of which 1,000 at once" : ""}</span>
       <button disabled=${busy} onClick=${() => act("retry")}>Retry</button>
       <button disabled=${busy} onClick=${() => act("cancel")}>Cancel</button>
       <button class="quiet" onClick=${clear}>Clear</button>
     </div>`}
-    <${Trouble} error=${error} />
-    ${outcome && html`<${Dialog} title=${outcome.verb === "retry" ? "Retried runs" : "Cancelled runs"} onClose=${() => setOutcome(null)}>
-      <p>${outcome.items.filter((one) => one.ok).length} of ${outcome.items.length} done.</p>
-      <ul class="outcomes">${outcome.items.map((one) => html`<li>
-        <a href=${link(["runs", one.run_id])}><code>${one.run_id.slice(0, 8)}</code></a> ${one.ok ? "done" : message(one)}</li>`)}</ul>
-    <//>`}`;
+    <${Trouble} error=${error} />`;
+}
+
+// Just the runs that were retried or cancelled together, live.
+function useThese(ids) {
+  const [runs, setRuns] = useState({});
+  const all = ids.join();
+  useEffect(() => {
+    const leaving = new AbortController();
+    const { signal } = leaving;
+    const wanted = new Set(ids);
+    let waiting = [...ids];
+    const read = calmly(async () => {
+      while (waiting.length && !signal.aborted) {
+        const some = waiting.splice(0, 6);
+        const found = await Promise.all(some.map((id) => get(`${path("runs", id)}?nodes=false`, signal).catch(() => null)));
+        setRuns((now) => ({ ...now, ...Object.fromEntries(found.filter(Boolean).map((run) => [run.run_id, run])) }));
+      }
+    }, REFRESH_MS, signal);
+    const stop = onRunEvents((events) => {
+      if (events) waiting = [...new Set([...waiting, ...events.map((event) => event.run_id).filter((id) => wanted.has(id))])];
+      read();
+    });
+    read();
+    return () => {
+      stop();
+      leaving.abort();
+    };
+  }, [all]);
+  return runs;
+}
+
+function Outcome({ outcome, query }) {
+  const narrow = useNarrow();
+  const ids = useMemo(() => outcome.items.map((one) => one.run_id), [outcome]);
+  const runs = useThese(ids);
+  const [chosen, check, setChosen] = useChosen();
+  const done = outcome.items.filter((one) => one.ok).length;
+  const rows = outcome.items.map((one) => ({ run: runs[one.run_id] ?? { run_id: one.run_id, status: one.status, workflow: "" }, one }));
+  return html`<main tabindex="-1">
+    <div class="title"><h1>${VERBS[outcome.verb][0]} runs</h1><span class="count">${done.toLocaleString()} of ${outcome.items.length.toLocaleString()} ${VERBS[outcome.verb][1]}</span>
+      <span class="grow"></span><a class="button" href=${link(["runs"], { ...query, outcome: "" })}>Back to the list</a></div>
+    <${Bulk} chosen=${chosen} clear=${() => setChosen(new Set())} query=${query} />
+    <${Rows} items=${rows} height=${narrow ? 68 : 40} label="Runs"
+      row=${({ run, one }) => html`<${Row} key=${run.run_id} run=${run} outcome=${one} checked=${chosen.has(run.run_id)} check=${() => check(run.run_id)} />`} />
+  </main>`;
+}
+
+function useChosen() {
+  const [chosen, setChosen] = useState(new Set());
+  const check = (id) => {
+    const next = new Set(chosen);
+    if (!next.delete(id)) next.add(id);
+    setChosen(next);
+  };
+  return [chosen, check, setChosen];
+}
+
+// ── the screen ──────────────────────────────────────────────────────────────────────────
+
+function TimeFilter({ query }) {
+  const isOwn = query.after !== undefined || query.before !== undefined;
+  const local = (text) => {
+    const time = text ? new Date(text) : null;
+    if (!time || Number.isNaN(time.getTime())) return "";
+    return new Date(time.getTime() - time.getTimezoneOffset() * 60e3).toISOString().slice(0, 16);
+  };
+  const choose = (event) => {
+    const time = event.currentTarget.value;
+    setQuery(time === "own" ? { time: "", after: new Date(Date.now() - 3600e3).toISOString(), before: "" } : { time, after: "", before: "" });
+  };
+  const set = (name) => (event) => setQuery({ [name]: asTime(event.currentTarget.value) ?? "" });
+  return html`<select aria-label="Time" value=${isOwn ? "own" : query.time || ""} onChange=${choose}>
+      <option value="">any time</option>
+      ${Object.entries(TIMES).map(([key, [words]]) => html`<option value=${key}>${words}</option>`)}
+      <option value="own">between…</option>
+    </select>
+    ${isOwn && html`<input type="datetime-local" aria-label="Created after" value=${local(query.after)} onChange=${set("after")} />
+      <input type="datetime-local" aria-label="Created before" value=${local(query.before)} onChange=${set("before")} />`}`;
+}
+
+// Older runs come when the end of the list comes into view, and by the button.
+function Older({ cursor, older, busy }) {
+  const end = useRef(null);
+  const latest = useRef(null);
+  latest.current = () => busy || older(cursor);
+  useEffect(() => {
+    const watching = new IntersectionObserver((entries) => entries.some((one) => one.isIntersecting) && window.scrollY > 0 && latest.current(), { rootMargin: "400px" });
+    watching.observe(end.current);
+    return () => watching.disconnect();
+  }, [cursor]);
+  return html`<p class="more" ref=${end}><button disabled=${busy} onClick=${() => older(cursor)}>${busy ? "Searching…" : "Older runs"}</button></p>`;
 }
 
 export function RunsScreen({ query }) {
-  const { items, cursor, error, older, refresh } = useRuns(query);
-  const [chosen, setChosen] = useState(new Set());
+  const outcome = useMemo(() => (query.outcome ? kept(query.outcome) : null), [query.outcome]);
+  return outcome ? html`<${Outcome} key=${query.outcome} outcome=${outcome} query=${query} />` : html`<${RunList} query=${query} />`;
+}
+
+function RunList({ query }) {
+  const { items, cursor, error, busy, older, refresh } = useRuns(query);
+  const counted = useCounts(query.workflow);
+  const [chosen, check, setChosen] = useChosen();
   const narrow = useNarrow();
   const typing = useRef(null);
   const later = (change) => {
     clearTimeout(typing.current);
     typing.current = setTimeout(() => setQuery(change), 250);
   };
-  const check = (id) => {
-    const next = new Set(chosen);
-    if (!next.delete(id)) next.add(id);
-    setChosen(next);
-  };
-  const found = items && query.q ? items.filter((run) => matches(run, query.q)) : items;
-  const filtered = query.status || query.workflow || query.q;
-  const busy = items ? items.filter(isActive).length : 0;
+  const filtered = query.status || query.workflow || query.q || query.time || query.after || query.before;
+  const going = items ? items.filter(isActive).length : 0;
+  const count = (state) => counted && html` <span class="number">${counted.counts[state].toLocaleString()}</span>`;
+  const allChosen = items?.length > 0 && items.every((run) => chosen.has(run.run_id));
   return html`<main tabindex="-1">
-    <div class="title"><h1>Runs</h1>${busy > 0 && html`<span class="count">${busy} in progress</span>`}</div>
+    <div class="title"><h1>Runs</h1>${going > 0 && html`<span class="count">${going} in progress</span>`}<span class="grow"></span>
+      ${counted && html`<${Sparkline} hours=${counted.hours} />`}</div>
     <div class="bar" role="search">
       <div class="chips" role="group" aria-label="State">
         <button class="chip" aria-pressed=${!query.status} onClick=${() => setQuery({ status: "" })}>all</button>
         ${RUN_STATES.map((state) => html`<button class="chip" aria-pressed=${query.status === state} onClick=${() => setQuery({ status: state })}>
-          <span class="icon state-${STATES[state][1]}" aria-hidden="true">${STATES[state][0]}</span>${STATES[state][1]}</button>`)}
+          <span class="icon state-${STATES[state][1]}" aria-hidden="true">${STATES[state][0]}</span>${STATES[state][1]}${count(state)}</button>`)}
       </div>
       <input type="search" aria-label="Workflow" placeholder="Workflow" value=${query.workflow || ""} onInput=${(e) => later({ workflow: e.currentTarget.value })} />
+      <${TimeFilter} query=${query} />
       <input type="search" class="wide" aria-label="Search runs" placeholder="Id, name or a value of the params" value=${query.q || ""} onInput=${(e) => later({ q: e.currentTarget.value })} />
+      ${items?.length > 0 && html`<label><input type="checkbox" checked=${allChosen} onChange=${() => setChosen(allChosen ? new Set() : new Set(items.map((run) => run.run_id)))} /> Select all shown</label>`}
     </div>
-    <${Bulk} chosen=${chosen} clear=${() => setChosen(new Set())} refresh=${refresh} />
+    <${Bulk} chosen=${chosen} clear=${() => setChosen(new Set())} query=${query} />
     <${Trouble} error=${error} again=${refresh} />
-    ${found === null && !error && html`<${Loading} />`}
-    ${found && found.length === 0 && (filtered
-      ? html`<${Empty}>No run matches. <button onClick=${() => setQuery({ status: "", workflow: "", q: "" })}>Show all runs</button><//>`
+    ${items === null && !error && html`<${Loading} />`}
+    ${items && items.length === 0 && !busy && (filtered
+      ? html`<${Empty}>No run matches. <button onClick=${() => setQuery({ status: "", workflow: "", q: "", time: "", after: "", before: "" })}>Show all runs</button><//>`
       : html`<${Empty}><p>There are no runs yet.</p><p>Start one: <code>dovetail run flow.yaml</code> writes to the embedded file,
           or register a workflow and trigger it under <a href=${link(["workflows"])}>Workflows</a>.</p><//>`)}
-    ${found && found.length > 0 && html`<${Rows} items=${found} height=${narrow ? 68 : 40} label="Runs"
+    ${items && items.length > 0 && html`<${Rows} items=${items} height=${narrow ? 68 : 40} label="Runs"
       row=${(run) => html`<${Row} key=${run.run_id} run=${run} checked=${chosen.has(run.run_id)} check=${() => check(run.run_id)} />`} />`}
-    ${cursor && html`<p class="more"><button onClick=${() => older(cursor)}>Older runs</button></p>`}
+    ${cursor && html`<${Older} cursor=${cursor} older=${older} busy=${busy} />`}
   </main>`;
 }

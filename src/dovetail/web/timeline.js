@@ -1,6 +1,6 @@
 // When each node was queued, parked, backing off and running, from the events of the run.
-import { html, useMemo, useState } from "./html.js";
-import { link, route } from "./route.js";
+import { html, useEffect, useMemo, useState } from "./html.js";
+import { link, setQuery } from "./route.js";
 import { Empty, Rows, duration, useNarrow } from "./ui.js";
 
 // What a node does from an event on. An event that is not here changes nothing.
@@ -26,13 +26,11 @@ export function partsOf(events, epoch, now) {
     const next = BEGINS[event.type];
     if (next === undefined || event.epoch !== epoch || (event.item !== undefined && event.item !== null)) continue;
     const at = Date.parse(event.time);
-    if (!rows.has(event.node)) rows.set(event.node, { id: event.node, parts: [], attempts: 0, end: null });
+    if (!rows.has(event.node)) rows.set(event.node, { id: event.node, epoch, parts: [] });
     const row = rows.get(event.node);
     const open = row.parts.at(-1);
     if (open && open.to === null) open.to = at;
     if (next !== null) row.parts.push({ kind: next, from: at, to: null, attempt: event.attempt });
-    else row.end = event.type.slice(5);
-    if (event.type === "node.started") row.attempts += 1;
   }
   for (const row of rows.values()) for (const part of row.parts) part.to ??= now;
   return [...rows.values()].filter((row) => row.parts.length > 0);
@@ -53,32 +51,62 @@ export function criticalPath(nodes) {
   return found;
 }
 
-export function Timeline({ run, events, chosen }) {
+const TICKS = 5;
+
+// A time that goes on while the run does: bars of what is running grow.
+function useNow(active) {
+  const [now, setNow] = useState(Date.now());
+  useEffect(() => {
+    if (!active) return undefined;
+    const timer = setInterval(() => setNow(Date.now()), 1000);
+    return () => clearInterval(timer);
+  }, [active]);
+  return now;
+}
+
+function Axis({ whole }) {
+  return html`<div class="axis" aria-hidden="true"><span class="c-name"></span><span class="lane">
+    ${Array.from({ length: TICKS }, (_, n) => html`<span class="tick" style=${{ left: `${(n / TICKS) * 100}%` }}>${n === 0 ? "0" : duration((whole * n) / TICKS / 1000)}</span>`)}
+  </span><span class="c-duration"></span></div>`;
+}
+
+// Every part leads to the attempt that it belongs to.
+function Part({ row, part, from, whole, place, query }) {
+  const words = `${part.kind}${part.attempt > 1 ? `, attempt ${part.attempt}` : ""}: ${duration((part.to - part.from) / 1000)}`;
+  const at = part.kind === "running" ? `${row.epoch}.${part.attempt}` : query.at;
+  return html`<a class=${`part ${PARTS[part.kind]}${part.kind === "running" && query.node === row.id && query.at === at ? " chosen" : ""}`} title=${words} aria-label=${`${row.id} ${words}`} tabindex="-1"
+    href=${link(place, { ...query, node: row.id, at })} style=${{ left: `${((part.from - from) / whole) * 100}%`, width: `${Math.max(0.15, ((part.to - part.from) / whole) * 100)}%` }}></a>`;
+}
+
+export function Timeline({ run, events, query }) {
   const narrow = useNarrow();
-  const [onlyPath, setOnlyPath] = useState(false);
-  const [epoch, setEpoch] = useState(null);
-  const shownEpoch = epoch ?? run.epoch;
-  const active = run.finished_at === null;
+  const onlyPath = Boolean(query.path);
+  const wanted = Number(query.epoch);
+  const epoch = wanted >= 1 && wanted <= run.epoch ? wanted : run.epoch;
+  const active = run.finished_at === null && epoch === run.epoch;
+  const now = useNow(active);
   const last = events.length ? Date.parse(events.at(-1).time) : 0;
-  const rows = useMemo(() => partsOf(events, shownEpoch, active ? Math.max(Date.now(), last) : last), [events, shownEpoch, active]);
-  const path = useMemo(() => criticalPath(run.nodes), [run]);
-  const shown = onlyPath ? rows.filter((row) => path.has(row.id)) : rows;
-  const from = Math.min(...rows.map((row) => row.parts[0].from));
-  const whole = Math.max(1, Math.max(...rows.map((row) => row.parts.at(-1).to)) - from);
-  const { parts, query } = route.get();
+  const rows = useMemo(() => partsOf(events, epoch, active ? Math.max(now, last) : last), [events, epoch, active, now]);
+  const path = useMemo(() => criticalPath(run.nodes), [run.nodes]);
+  const shown = useMemo(() => rows.filter((row) => (!onlyPath || path.has(row.id)) && (!query.q || row.id.toLowerCase().includes(query.q.toLowerCase()))), [rows, onlyPath, path, query.q]);
+  const from = rows.reduce((least, row) => Math.min(least, row.parts[0].from), Infinity);
+  const whole = Math.max(1, rows.reduce((most, row) => Math.max(most, row.parts.at(-1).to), 0) - from);
+  const place = ["runs", run.run_id, "timeline"];
   return html`<div class="timeline">
     <div class="bar">
-      ${run.epoch > 1 && html`<label>Epoch <select value=${String(shownEpoch)} onChange=${(e) => setEpoch(Number(e.currentTarget.value))}>
+      ${run.epoch > 1 && html`<label>Epoch <select value=${String(epoch)} onChange=${(e) => setQuery({ epoch: e.currentTarget.value })}>
         ${Array.from({ length: run.epoch }, (_, n) => html`<option value=${String(n + 1)}>${n + 1}</option>`)}</select></label>`}
-      <label><input type="checkbox" checked=${onlyPath} onChange=${(e) => setOnlyPath(e.currentTarget.checked)} /> Only the critical path</label>
-      <span class="legend">${Object.entries(PARTS).map(([words, name]) => html`<span><span class=${`swatch ${name}`} aria-hidden="true"></span>${words}</span>`)}</span>
+      <label><input type="checkbox" checked=${onlyPath} onChange=${(e) => setQuery({ path: e.currentTarget.checked ? "1" : "" })} /> Only the critical path</label>
+      <input type="search" aria-label="Search nodes" placeholder="Node" value=${query.q || ""} onInput=${(e) => setQuery({ q: e.currentTarget.value })} />
+      <span class="legend">${Object.entries(PARTS).map(([words, name]) => html`<span><span class=${`swatch ${name}`} aria-hidden="true"></span>${words}</span>`)}
+        <span><span class="critical" aria-hidden="true">◆</span>on the critical path</span></span>
       ${rows.length > 0 && html`<span class="count">${duration(whole / 1000)} in all</span>`}
     </div>
-    ${shown.length === 0 && html`<${Empty}>No node has started in this epoch.<//>`}
+    ${shown.length === 0 && html`<${Empty}>${rows.length ? "No node matches." : "No node has started in this epoch."}<//>`}
+    ${shown.length > 0 && !narrow && html`<${Axis} whole=${whole} />`}
     <${Rows} items=${shown} height=${narrow ? 44 : 28} label="Timeline" row=${(row) => html`<div class="row span" role="listitem" key=${row.id}>
-      <a class="c-name" href=${link(parts, { ...query, node: row.id })} aria-current=${chosen === row.id ? "true" : null} title=${row.id}>${path.has(row.id) ? html`<span class="critical" title="on the critical path">◆</span>` : null}${row.id}</a>
-      <span class="lane">${row.parts.map((part) => html`<span class=${`part ${PARTS[part.kind]}`} title=${`${part.kind}${part.attempt > 1 ? `, attempt ${part.attempt}` : ""}: ${duration((part.to - part.from) / 1000)}`}
-        style=${{ left: `${((part.from - from) / whole) * 100}%`, width: `${Math.max(0.15, ((part.to - part.from) / whole) * 100)}%` }}></span>`)}</span>
+      <a class="c-name" href=${link(place, { ...query, node: row.id, at: "" })} aria-current=${query.node === row.id ? "true" : null} title=${row.id}>${path.has(row.id) ? html`<span class="critical" title="on the critical path">◆</span>` : null}${row.id}</a>
+      <span class="lane">${row.parts.map((part) => html`<${Part} row=${row} part=${part} from=${from} whole=${whole} place=${place} query=${query} />`)}</span>
       <span class="c-duration">${duration(row.parts.filter((part) => part.kind === "running").reduce((sum, part) => sum + part.to - part.from, 0) / 1000)}</span>
     </div>`} />
   </div>`;

@@ -165,6 +165,29 @@ export function Rows({ items, height, row, own, follow, onLeaveEnd, label, role 
   </div>`;
 }
 
+// The name of a node, typed: a list of ten thousand to choose from would fill the document.
+const SUGGESTIONS = 30;
+
+export function NodeInput({ nodes, value, onChoose, placeholder, label, ...more }) {
+  const [text, setText] = useState(value || "");
+  const id = useMemo(() => `nodes-${Math.random().toString(36).slice(2)}`, []);
+  useEffect(() => setText(value || ""), [value]);
+  const known = useMemo(() => new Set(nodes.map((node) => node.id)), [nodes.length]);
+  const wanted = text.toLowerCase();
+  const found = [];
+  for (const node of nodes) {
+    if (found.length >= SUGGESTIONS) break;
+    if (node.id.toLowerCase().includes(wanted)) found.push(node.id);
+  }
+  const typed = (event) => {
+    const given = event.currentTarget.value;
+    setText(given);
+    if (given === "" || known.has(given)) onChoose(given);
+  };
+  return html`<input type="search" list=${id} value=${text} placeholder=${placeholder} aria-label=${label} onInput=${typed} autocomplete="off" ...${more} />
+    <datalist id=${id}>${found.map((one) => html`<option key=${one} value=${one} />`)}</datalist>`;
+}
+
 // ── JSON as a tree ──────────────────────────────────────────────────────────────────────
 
 const CHILDREN = 100;

@@ -18,6 +18,12 @@ function useRead(where) {
   return { ...state, again: () => setTurn(turn + 1) };
 }
 
+// A version, or the weights of several.
+function targetOf(target) {
+  if (typeof target === "number") return `v${target}`;
+  return Object.entries(target).map(([version, weight]) => `v${version}: ${weight}`).join(" / ");
+}
+
 export function WorkflowsScreen() {
   const { value, error, again } = useRead("/workflows?limit=1000");
   return html`<main tabindex="-1">
@@ -28,7 +34,7 @@ export function WorkflowsScreen() {
     ${value && value.items.length > 0 && html`<ul class="plain list">${value.items.map((one) => html`<li class="row workflow">
       <a class="c-name" href=${link(["workflows", one.name])}>${one.name}</a>
       <span>v${one.latest_version}</span>
-      <span class="c-error">${Object.entries(one.aliases).filter(([alias]) => alias !== "latest").map(([alias, version]) => `${alias} → v${version}`).join(", ")}</span>
+      <span class="c-error">${Object.entries(one.aliases).filter(([alias]) => alias !== "latest").map(([alias, target]) => `${alias} → ${targetOf(target)}`).join(", ")}</span>
       <span class="c-time"><${Time} at=${one.updated_at} /></span>
       <a href=${link(["runs"], { workflow: one.name })}>Runs</a>
     </li>`)}</ul>`}

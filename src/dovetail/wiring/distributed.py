@@ -111,7 +111,13 @@ from dovetail.transports.streams.sender import (
     StreamReader,
     StreamSender,
 )
-from dovetail.wiring.embedded import buckets, definition_limits, handler_calls, log_rules
+from dovetail.wiring.embedded import (
+    buckets,
+    definition_limits,
+    handler_calls,
+    log_rules,
+    user_name,
+)
 from dovetail.wiring.webhooks import webhook_sender
 
 log = logging.getLogger("dovetail.orchestrator")
@@ -750,6 +756,7 @@ async def commanding(
             max_crashes=settings.max_crashes,
             digest=stored_definition,
             max_config_bytes=settings.max_config_bytes,
+            actor=user_name(),
             drives=False,
             why_not_here=DRIVEN_BY_ORCHESTRATORS,
             learn_handlers=handlers.learn,

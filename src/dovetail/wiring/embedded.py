@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
 import logging
 import os
 import socket
@@ -16,7 +17,7 @@ from typing import Any, Protocol
 
 from dovetail.config import Settings
 from dovetail.core.definition.validation import DefinitionLimits
-from dovetail.core.errors import StoreError
+from dovetail.core.errors import StoreError, one_line
 from dovetail.core.events import Event
 from dovetail.core.run import RunState
 from dovetail.core.templates import MAX_CONFIG_SIZE
@@ -342,6 +343,7 @@ def _commands(
         max_crashes=settings.max_crashes,
         digest=stored_definition,
         max_config_bytes=settings.max_config_bytes,
+        actor=user_name(),
         drives=False,
         check_writable=store.check_writable,
         lost=store.lost,
@@ -374,6 +376,15 @@ def buckets(settings: Settings) -> dict[str, TokenBucket]:
         tag: TokenBucket(limit.rate_per_second, limit.burst)
         for tag, limit in settings.rate_limits.items()
     }
+
+
+@cache
+def user_name() -> str:
+    """The user of this process, as a history names it."""
+    try:
+        return one_line(getpass.getuser())
+    except (KeyError, OSError):  # a container may run under a number that has no name
+        return f"uid {os.getuid()}"
 
 
 @cache

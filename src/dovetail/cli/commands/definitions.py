@@ -18,6 +18,7 @@ from dovetail.cli import output as streams
 from dovetail.cli.commands.handlers import editor_handlers
 from dovetail.cli.files import STDIN, File, checked_file, report_of
 from dovetail.cli.options import (
+    AliasName,
     AsJson,
     Cursor,
     DefinitionFile,
@@ -35,6 +36,7 @@ from dovetail.cli.output import (
     document_if,
     json_bytes,
     print_error,
+    print_history,
     print_lines,
     print_page,
     print_reply,
@@ -49,7 +51,7 @@ from dovetail.cli.target import (
     target_settings,
 )
 from dovetail.cli.text import Line, age, counted, plain
-from dovetail.core.errors import Problem
+from dovetail.core.errors import Problem, shown
 
 if TYPE_CHECKING:
     from dovetail.core.definition.validation import Checked
@@ -229,8 +231,17 @@ def _row(item: dict[str, Any]) -> Line:
     ]
 
 
-def _aliases(aliases: dict[str, int]) -> str:
-    return ", ".join(f"{plain(name)} = {version}" for name, version in sorted(aliases.items()))
+def _aliases(aliases: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{plain(name)} = {_named(target)}" for name, target in sorted(aliases.items())
+    )
+
+
+def _named(target: Any) -> str:
+    """A version's number, or the weights of several as they are typed."""
+    if not isinstance(target, dict):
+        return str(target)
+    return " ".join(f"{version}={weight:g}" for version, weight in target.items())
 
 
 @app.command()
@@ -289,36 +300,94 @@ def _field_lines(indent: str, fields: dict[str, dict[str, Any]]) -> Iterator[Lin
 
 @app.command()
 @on_target
-def delete(name: WorkflowName, as_json: AsJson = False) -> None:
-    """Delete a workflow with all its versions; its finished runs stay."""
-    ask(lambda commands: commands.delete_workflow(name))
-    _print_done(name, "deleted; its runs stay", {"name": name, "deleted": True}, as_json=as_json)
+def delete(
+    name: WorkflowName,
+    version: Annotated[
+        str | None, typer.Option(metavar="N", help="Only this version, by its number.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Delete a workflow with all its versions, or one version; its finished runs stay."""
+    if version is None:
+        ask(lambda commands: commands.delete_workflow(name))
+        reply: dict[str, Any] = {"name": name, "deleted": True}
+        _print_done(name, "deleted; its runs stay", reply, as_json=as_json)
+        return
+    number = number_or_alias(version)
+    assert number is not None  # noqa: S101
+    ask(lambda commands: commands.delete_version(name, number))
+    reply = {"name": name, "version": number, "deleted": True}
+    _print_done(name, f"version {number} deleted; its runs stay", reply, as_json=as_json)
+
+
+@app.command()
+@on_target
+def history(
+    name: WorkflowName,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most.")] = 50,
+    cursor: Cursor = None,
+    as_json: AsJson = False,
+) -> None:
+    """List what was done to a workflow, when and by whom; also of a deleted one."""
+    page = ask(lambda commands: commands.workflow_history(name, limit=limit, cursor=cursor))
+    print_history(page, as_json=as_json)
 
 
 @app.command()
 @on_target
 def alias(
     name: WorkflowName,
-    alias: Annotated[str, typer.Argument(metavar="ALIAS", help="Such as prod.")],
+    alias: AliasName,
     version: Annotated[
-        int | None, typer.Argument(metavar="VERSION", min=1, help="A version's number.")
+        list[str] | None,
+        typer.Argument(
+            metavar="VERSION",
+            help="A version's number, or weights of versions, as in 3=90 4=10.",
+        ),
     ] = None,
-    delete: Annotated[
-        bool, typer.Option("--delete", help="Forget the alias; the version stays.")
-    ] = False,
+    delete: Annotated[bool, typer.Option("--delete", help="As `unalias`.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Let an alias name a version, or forget the alias."""
-    if delete == (version is not None):
+    """Let an alias name a version, or divide runs between versions by weights."""
+    if delete == bool(version):
         raise typer.BadParameter("give a version, or --delete")
-    reply: dict[str, Any]
-    if version is None:
-        ask(lambda commands: commands.delete_alias(name, alias))
-        reply, words = {"name": name, "alias": alias, "deleted": True}, "deleted"
-    else:
-        reply = ask(lambda commands: commands.set_alias(name, alias, version))
-        words = f"= {version}"
-    _print_done(name, f"{plain(alias)} {words}", reply, as_json=as_json)
+    if delete:
+        _forget(name, alias, as_json=as_json)
+        return
+    target = _target(version or ())
+    reply = ask(lambda commands: commands.set_alias(name, alias, target))
+    _print_done(name, f"{plain(alias)} = {_named(target)}", reply, as_json=as_json)
+
+
+@app.command()
+@on_target
+def unalias(name: WorkflowName, alias: AliasName, as_json: AsJson = False) -> None:
+    """Forget an alias; the version stays."""
+    _forget(name, alias, as_json=as_json)
+
+
+def _forget(name: str, alias: str, *, as_json: bool) -> None:
+    ask(lambda commands: commands.delete_alias(name, alias))
+    reply = {"name": name, "alias": alias, "deleted": True}
+    _print_done(name, f"{plain(alias)} deleted", reply, as_json=as_json)
+
+
+def _target(words: Sequence[str]) -> int | dict[str, float]:
+    """`3`, or `3=90 4=10`."""
+    if len(words) == 1 and words[0].isdecimal() and int(words[0]):
+        return int(words[0])
+    weights: dict[str, float] = {}
+    for word in words:
+        version, equals, weight = word.partition("=")
+        if not equals or version in weights:
+            raise typer.BadParameter(
+                f"{shown(word)}: give a version's number, or a weight for each, as in 3=90 4=10"
+            )
+        try:
+            weights[version] = float(weight)
+        except ValueError:
+            raise typer.BadParameter(f"{shown(word)}: {shown(weight)} is no number") from None
+    return weights
 
 
 def _print_done(name: str, words: str, reply: dict[str, Any], *, as_json: bool) -> None:

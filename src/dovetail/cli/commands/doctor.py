@@ -85,6 +85,7 @@ def _findings(handlers: Sequence[str]) -> Iterator[CheckResult]:
     yield from _archive(settings)
     yield from _secrets(settings)
     yield from _webhooks(settings)
+    yield from _token_files(settings)
     yield _handlers(settings, handlers)
     yield _retention(settings)
     if settings.redis_url is not None:
@@ -126,6 +127,7 @@ def _secrets(settings: Settings) -> Iterator[CheckResult]:
         named[env_name(field)] = getattr(settings, field) or ""
     for number, token in enumerate(settings.tokens, start=1):
         named[f"token {number} of {env_name('tokens')}"] = token.removesuffix(":read")
+    named |= {f"tokens.{name}": entry.token for name, entry in settings.named_tokens.items()}
     for name, value in named.items():
         if value and (why := weakness(value)) is not None:
             message = f"{name}: {why}, so it is masked only where it is a whole value or word"
@@ -136,7 +138,7 @@ def _secrets(settings: Settings) -> Iterator[CheckResult]:
         message = f"{hosts_variable(name)} binds the secret {name} to hosts, and there is none"
         fix = f"set {SECRET_PREFIX}{name}; what ends in {HOSTS_SUFFIX} is never a secret itself"
         yield CheckResult("secret", True, message, fix)
-    if settings.tokens:
+    if settings.tokens or settings.named_tokens:
         for name in sorted(settings.secrets.keys() - settings.secret_hosts.keys()):
             message = f"every caller who may run workflows can send secret {name} to any host"
             fix = f"set {hosts_variable(name)}=api.example.com,*.example.org, or * to allow that"
@@ -155,6 +157,19 @@ def _webhooks(settings: Settings) -> Iterator[CheckResult]:
             yield CheckResult("webhooks", False, str(error), fix)
         else:
             yield CheckResult("webhooks", True, f"secret {name} can sign")
+
+
+def _token_files(settings: Settings) -> Iterator[CheckResult]:
+    """Warnings: files with tokens that other users of this machine may read."""
+    from dovetail.config import FILE
+
+    exposed: dict[Path, list[str]] = {}
+    for name, entry in settings.named_tokens.items():
+        exposed.setdefault(entry.file or Path(FILE), []).append(f"tokens.{name}")
+    for path, names in exposed.items():
+        if path.stat().st_mode & 0o077:
+            message = f"others on this machine may read {path}, which has {', '.join(names)}"
+            yield CheckResult("token", True, message, f"chmod 600 {path}")
 
 
 def _handlers(settings: Settings, specs: Sequence[str]) -> CheckResult:

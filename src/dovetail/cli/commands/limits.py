@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from dovetail.cli.options import AsJson, declarations, on_target
-from dovetail.cli.output import print_page, print_reply
+from dovetail.cli.options import AsJson, Cursor, declarations, on_target
+from dovetail.cli.output import print_history, print_page, print_reply
 from dovetail.cli.target import ask
 from dovetail.cli.text import Line, plain
 
@@ -52,6 +52,19 @@ def set_limit(
     """Set a rate limit; processes that run pick it up."""
     limit = ask(lambda commands: commands.set_rate_limit(tag, rate, burst), create=True)
     print_reply(limit, _lines, as_json=as_json)
+
+
+@app.command()
+@on_target
+def history(
+    tag: Annotated[str, typer.Argument(metavar="TAG", help="The resource_tag of nodes.")],
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most.")] = 50,
+    cursor: Cursor = None,
+    as_json: AsJson = False,
+) -> None:
+    """List how a rate limit was changed, when and by whom."""
+    page = ask(lambda commands: commands.rate_limit_history(tag, limit=limit, cursor=cursor))
+    print_history(page, as_json=as_json)
 
 
 def _lines(limit: dict[str, Any]) -> Iterator[Line]:

@@ -78,9 +78,9 @@ def serve(
             "own; without Redis both are in this process already, so leave it out"
         )
     addresses = addresses_of(host)
-    check_binding(addresses, settings.tokens)
+    check_binding(addresses, [*settings.tokens, *settings.named_tokens])
     # Before anything is opened: a wrong setting must not cost a start.
-    Tokens(settings.tokens)
+    Tokens(settings.tokens, settings.named_tokens)
     host_names(settings.allowed_hosts)
     registry = load_registry(settings, handlers or ())
     telemetry = Telemetry(open_tracing("api"), DocumentRunEnds())

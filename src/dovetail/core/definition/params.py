@@ -144,13 +144,13 @@ def cut_warnings(warnings: list[Problem], count: int) -> list[Problem]:
 
 def apply_to_items(schema: Mapping[str, Any] | None, items: Sequence[Any]) -> list[dict[str, Any]]:
     """The params of each item. Raises `InvalidParams` with the violations of all of them."""
-    return check_items(schema, items)[0]
+    return check_items([schema] * len(items), items)[0]
 
 
 def check_items(
-    schema: Mapping[str, Any] | None, items: Sequence[Any]
+    schemas: Sequence[Mapping[str, Any] | None], items: Sequence[Any]
 ) -> tuple[list[dict[str, Any]], Sequence[Problem]]:
-    """The same, with the warnings of all of them."""
+    """The same, each item with its own schema, and the warnings of all of them."""
     if not items:
         raise InvalidParams([Problem("invalid_field", "there must be an item", "items")])
     given: list[dict[str, Any]] = []
@@ -158,7 +158,7 @@ def check_items(
     warnings: list[Problem] = []
     count = 0
     with gc_paused():
-        for index, params in enumerate(items):
+        for index, (schema, params) in enumerate(zip(schemas, items, strict=True)):
             try:
                 checked, unknown = check_params(schema, params)
             except InvalidParams as error:

@@ -214,7 +214,7 @@ def _compiled(text: bytes) -> Schema:
 
 
 def _parts(root: dict[str, Any]) -> tuple[list[SubSchema], dict[str, bool]]:
-    """All subschemas; and by reference those that are only `true` or `false`."""
+    """All subschemas; and by reference the subschemas that are only `true` or `false`."""
     parts = [SubSchema((), root)]
     booleans: dict[str, bool] = {}
     for part in parts:  # grows in the loop

@@ -72,7 +72,7 @@ class RawNode:
         self._listed = "dependencies" if raw.get("dependencies") is not None else "depends_on"
         names = raw.get(self._listed)
         self.dependencies: list[Any] = names if isinstance(names, list) else []
-        """As they are listed; the model reports those that are no text."""
+        """As they are listed; the model reports entries that are no text."""
 
     @property
     def path(self) -> Path:
@@ -530,7 +530,7 @@ def handlers(facts: DefinitionFacts) -> Iterator[Finding]:
     for node in facts.nodes:
         if node.handler and node.handler not in known:
             hint = facts.suggester.did_you_mean(node.handler, candidates)
-            hint = hint or "; `dovetail handlers` lists those that are known"
+            hint = hint or "; `dovetail handlers` lists the known handlers"
             message = f"there is no handler {shown(node.handler)}{hint}"
             yield Finding("unknown_handler", message, (*node.path, "handler"))
 
@@ -625,7 +625,7 @@ def _too_much(survey: TemplateIndex, limits: DefinitionLimits) -> str | None:
     if survey.parsed_words > limits.max_parsed_words:
         return (
             f"the templates have more than {limits.max_parsed_words:,} words and signs, "
-            "not counting those that differ in names, numbers and quoted texts only"
+            "not counting templates that differ in names, numbers and quoted texts only"
         )
     return None
 
@@ -675,7 +675,8 @@ def _misread(
             message = f"{shown(name)} has a condition, and reads as none if it was skipped"
             yield "template_may_be_skipped", f"{message}; say what then: | default(…)"
         elif name in unguarded and facts.nodes[other].allows_failure:
-            message = f"{shown(name)} has allow_failure, and reads as none if it failed"
+            message = f"{shown(name)} has allow_failure: if it fails, its keys read as none, else "
+            message += "its error"
             yield "template_may_be_skipped", f"{message}; say what then: | default(…)"
 
 

@@ -18,7 +18,14 @@ from jinja2 import nodes
 from jinja2.lexer import Token
 
 from dovetail.core.errors import MissingValue, Suggester, TemplateError, shown
-from dovetail.core.templates.filters import FILTERS, REQUIRED, TESTS
+from dovetail.core.templates.filters import (
+    COMPARING_TESTS,
+    FILTERS,
+    REQUIRED,
+    TESTS,
+    Filter,
+    ItemTest,
+)
 from dovetail.core.templates.grammar import KEYWORDS, Span, TemplateRefused, parse, too_deep
 from dovetail.core.templates.operations import (
     ABSENT,
@@ -44,7 +51,7 @@ Evaluate = Callable[[Frame], Any]
 
 DEFAULT = (("default_value", ""), ("boolean", False))
 FILTER_NAMES = (*FILTERS, "default", "d")
-TEST_NAMES = (*TESTS, "defined", "undefined")
+TEST_NAMES = (*TESTS, *COMPARING_TESTS, "defined", "undefined")
 
 _ALLOWED = (
     "allowed are names, attributes, items, literals, comparisons, `and or not`, `in`, `if else`, "
@@ -281,7 +288,12 @@ class Compiler:
         if known is None:
             raise _unknown("filter", node.name, FILTER_NAMES, node.lineno)
         inner = self.value(node.node, depth)
-        arguments = self._arguments(node, known.takes, depth)
+        if known.chooses:
+            return self._choosing(node, known, inner, depth)
+        if known.by_name and node.args:
+            what = f"an argument of '{node.name}' without its name"
+            raise _forbid(what, node.lineno, f"write {node.name}({known.takes[0][0]}='a.b')")
+        arguments = self._arguments(node, node.args, known.takes, depth)
         apply = known.apply
         if not arguments:
             return lambda frame: apply(frame, inner(frame))
@@ -290,7 +302,7 @@ class Compiler:
     def _default(self, node: nodes.Filter, depth: int) -> Evaluate:
         with self._guarding(True):
             inner = self.loose(node.node, depth)
-        fallback, boolean = self._arguments(node, DEFAULT, depth, loose=True)
+        fallback, boolean = self._arguments(node, node.args, DEFAULT, depth, loose=True)
 
         def run(frame: Frame) -> Any:
             value = inner(frame)
@@ -302,12 +314,55 @@ class Compiler:
 
         return run
 
+    def _choosing(self, node: nodes.Filter, known: Filter, inner: Evaluate, depth: int) -> Evaluate:
+        """`select('gt', 5)` or `selectattr('a', 'gt', 5)`: behind the filter's own arguments come
+        the name of a test, in quotes, so that it is checked here, and its operand."""
+        own = len(known.takes)
+        if node.kwargs:
+            what = f"the argument {shown(str(node.kwargs[0].key))} of '{node.name}'"
+            raise _forbid(what, node.lineno, "its arguments have no names")
+        arguments = self._arguments(node, node.args[:own], known.takes, depth)
+        test = self._item_test(node, node.args[own:], depth)
+        apply = known.apply
+
+        def run(frame: Frame) -> Any:
+            value = inner(frame)
+            given = [argument(frame) for argument in arguments]
+            return apply(frame, value, test(frame), *given)
+
+        return run
+
+    def _item_test(
+        self, node: nodes.Filter, written: list[nodes.Expr], depth: int
+    ) -> Callable[[Frame], ItemTest]:
+        """The test that `select` and the like were given; without one it is whether a value is
+        true."""
+        if not written:
+            return _constantly(ItemTest(lambda _, value: bool(value)))
+        first, *operands = written
+        name = first.value if isinstance(first, nodes.Const) else None
+        if not isinstance(name, str):
+            what = f"a test of '{node.name}' that is not a name in quotes"
+            raise _forbid(what, node.lineno, f"tests are: {' '.join(TEST_NAMES)}")
+        operand = self._operand(name, operands, node, depth)
+        if name in ("defined", "undefined"):
+            wanted = name == "defined"
+            is_wanted = ItemTest(lambda _, value: (value is not ABSENT) is wanted, True)
+            return _constantly(is_wanted)
+        if operand is None:
+            test = TESTS[name]
+            return _constantly(ItemTest(lambda _, value: test(value)))
+        compare = COMPARING_TESTS[name]
+
+        def for_one_rendering(frame: Frame) -> ItemTest:
+            right = operand(frame)
+            return ItemTest(lambda frame, value: compare(frame, value, right))
+
+        return for_one_rendering
+
     def test(self, node: nodes.Test, depth: int) -> Evaluate:
         name = node.name
-        if name not in TEST_NAMES:
-            raise _unknown("test", name, TEST_NAMES, node.lineno)
-        if node.args or node.kwargs or node.dyn_args or node.dyn_kwargs:
-            raise _forbid(f"an argument of the test '{name}'", node.lineno, "it takes none")
+        operand = self._operand(name, node.args, node, depth)
         if name in ("defined", "undefined"):
             with self._guarding(True):
                 inner = self.loose(node.node, depth)
@@ -315,12 +370,36 @@ class Compiler:
             return lambda frame: _defined(inner(frame)) is wanted
         with self._guarding(self._guarded or name == "none"):
             inner = self.value(node.node, depth)
-        apply = TESTS[name]
-        return lambda frame: apply(inner(frame))
+        if operand is None:
+            apply = TESTS[name]
+            return lambda frame: apply(inner(frame))
+        compare = COMPARING_TESTS[name]
+        return lambda frame: compare(frame, inner(frame), operand(frame))
+
+    def _operand(
+        self,
+        name: str,
+        given: list[nodes.Expr],
+        node: nodes.Filter | nodes.Test,
+        depth: int,
+    ) -> Evaluate | None:
+        """The operand of a test, if the test is known and takes one."""
+        if name not in TEST_NAMES:
+            raise _unknown("test", name, TEST_NAMES, node.lineno)
+        takes = 1 if name in COMPARING_TESTS else 0
+        if node.kwargs or node.dyn_args or node.dyn_kwargs or len(given) > takes:
+            hint = "it takes one value" if takes else "it takes none"
+            raise _forbid(f"such an argument of the test '{name}'", node.lineno, hint)
+        if not takes:
+            return None
+        if not given:
+            raise _forbid(f"the test '{name}' without a value", node.lineno, f"write {name}(5)")
+        return self.value(given[0], depth)
 
     def _arguments(
         self,
         node: nodes.Filter,
+        args: list[nodes.Expr],
         takes: tuple[tuple[str, Any], ...],
         depth: int,
         *,
@@ -329,8 +408,8 @@ class Compiler:
         """A filter's arguments in its own order, missing ones by their defaults."""
         names = [name for name, _ in takes]
         listed = f"it takes ({', '.join(names)})"
-        given: dict[str, nodes.Expr] = dict(zip(names, node.args, strict=False))
-        if node.dyn_args or node.dyn_kwargs or len(node.args) > len(names):
+        given: dict[str, nodes.Expr] = dict(zip(names, args, strict=False))
+        if node.dyn_args or node.dyn_kwargs or len(args) > len(names):
             raise _forbid(f"such an argument of '{node.name}'", node.lineno, listed)
         for keyword in node.kwargs:
             name = str(keyword.key)

@@ -10,15 +10,16 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
 from dovetail.core.errors import MissingValue, TemplateError
 from dovetail.core.templates.operations import (
     ABSENT,
+    COMPARISONS,
     CONTAINERS,
     DOCUMENT,
     ITEM,
@@ -48,6 +49,22 @@ class Filter:
 
     apply: Callable[..., Any]
     takes: tuple[tuple[str, Any], ...] = ()
+    by_name: bool = False
+    """Whether its arguments must be given by name, as in `map(attribute='a')`."""
+    chooses: bool = False
+    """Whether the name of a test and its operand may follow its arguments. Then it is called as
+    `apply(frame, value, test, *arguments)`."""
+
+
+class ItemTest(NamedTuple):
+    """What `select` and the like ask about each item: a test with its operand."""
+
+    holds: Callable[[Frame, Any], bool]
+    takes_absent: bool = False
+    """`defined` and `undefined` are also asked about an attribute that an item does not have."""
+
+
+Picked = TypeVar("Picked", bound=Iterable[Any])
 
 
 def items(frame: Frame, value: Any, steps: int = 1) -> list[Any] | str | dict[str, Any]:
@@ -294,21 +311,92 @@ def _picked(frame: Frame, value: Any, attribute: Any) -> list[Any]:
     """The items, or the value of the dotted `attribute` of each."""
     if attribute is None:
         return list(items(frame, value))
+    steps = _steps(attribute)
+    picked = [_pick(item, steps) for item in items(frame, value, 1 + len(steps))]
+    return _complete(picked, value)
+
+
+def _steps(attribute: Any) -> list[str | int]:
+    if attribute is None:
+        return []
     if isinstance(attribute, bool) or not isinstance(attribute, (str, int)):
         raise TemplateError(f"attribute is a name such as 'a.b', not {kind(attribute)}")
-    names = str(attribute).strip().split(".", _MAX_ATTRIBUTE_STEPS)
+    if isinstance(attribute, int):
+        return [attribute]
+    names = attribute.strip().split(".", _MAX_ATTRIBUTE_STEPS)
     if len(names) > _MAX_ATTRIBUTE_STEPS:
         raise TemplateError(f"attribute has more than {_MAX_ATTRIBUTE_STEPS} steps")
-    steps = [int(name) if name.isdecimal() and len(name) < 10 else name for name in names]
-    return [_pick(item, steps) for item in items(frame, value, 1 + len(steps))]
+    return [int(name) if name.isdecimal() and len(name) < 10 else name for name in names]
 
 
 def _pick(item: Any, steps: list[str | int]) -> Any:
     for key in steps:
         item = step(item, key)
         if item is ABSENT:
-            raise MissingValue("names an attribute that an item of the list does not have")
+            return ABSENT
     return item
+
+
+def _complete(picked: Picked, value: Any, hint: str = "") -> Picked:
+    """The picked values, if every item has one."""
+    for at, found in enumerate(picked):
+        if found is ABSENT:
+            owner = kind(list(value)[at])
+            raise MissingValue(
+                "names an attribute that an item of the list does not have: "
+                f"item {at} is {owner}{hint}"
+            )
+    return picked
+
+
+def _each(frame: Frame, value: Any, steps: int) -> list[Any] | str | dict[str, Any]:
+    """As `items`, for a filter that gives a list: none has no items, as in Jinja."""
+    if not value:
+        return []
+    if isinstance(value, str):
+        frame.grow(4 * len(value))  # each character becomes an item of its own
+    return items(frame, value, steps)
+
+
+def _map(frame: Frame, value: Any, attribute: Any, default: Any) -> list[Any]:
+    """Only an attribute: Jinja can also apply a filter. `default` replaces the whole path."""
+    steps = _steps(attribute)
+    whole = _each(frame, value, 1 + len(steps))
+    picked = [_pick(item, steps) for item in whole]
+    missing = sum(found is ABSENT for found in picked)
+    if missing and default is not ABSENT:
+        frame.grow(missing * frame.weigh(default))
+        return [default if found is ABSENT else found for found in picked]
+    return _complete(picked, whole, "; map(attribute=…, default=…) gives it a value")
+
+
+def _choosing(keep: bool, takes: tuple[tuple[str, Any], ...] = ()) -> Filter:
+    """`select` and `reject`, by the item itself or by an attribute of it."""
+
+    def apply(frame: Frame, value: Any, test: ItemTest, attribute: Any = None) -> list[Any]:
+        steps = _steps(attribute)
+        whole = _each(frame, value, 6 + len(steps))
+        picked = [_pick(item, steps) for item in whole] if steps else whole
+        if steps and not test.takes_absent:
+            _complete(picked, whole, "; the test 'defined' chooses the items that have it")
+        chosen: list[Any] = []
+        for item, found in zip(whole, picked, strict=True):
+            if isinstance(found, CONTAINERS):
+                frame.work(4 * ITEM)  # a comparison measures it, however small it is
+            if bool(test.holds(frame, found)) is keep:
+                chosen.append(item)
+        return chosen
+
+    return Filter(apply, takes, chooses=True)
+
+
+def _pairs(frame: Frame, value: Any) -> list[Any]:
+    """`[[key, value], …]` in the order of the keys in the mapping."""
+    if not isinstance(value, dict):
+        raise TemplateError(f"items needs a mapping, not {kind(value)}")
+    frame.grow(frame.weigh(value) + 4 * len(value))
+    frame.work(2 * ITEM * len(value))
+    return [[key, inside] for key, inside in value.items()]
 
 
 # --- the tables ------------------------------------------------------------------------------
@@ -340,6 +428,12 @@ FILTERS: dict[str, Filter] = {
     "min": _extreme("min", min),
     "max": _extreme("max", max),
     "tojson": Filter(_tojson, (("indent", None),)),
+    "map": Filter(_map, (("attribute", REQUIRED), ("default", ABSENT)), by_name=True),
+    "select": _choosing(True),
+    "reject": _choosing(False),
+    "selectattr": _choosing(True, (("attribute", REQUIRED),)),
+    "rejectattr": _choosing(False, (("attribute", REQUIRED),)),
+    "items": Filter(_pairs),
 }
 
 # `compiler` handles `defined` and `undefined`, before the value is settled.
@@ -350,4 +444,18 @@ TESTS: dict[str, Callable[[Any], bool]] = {
     "boolean": lambda value: isinstance(value, bool),
     "mapping": lambda value: isinstance(value, dict),
     "sequence": lambda value: isinstance(value, WITH_ITEMS),  # what has items, as in Jinja
+    "true": lambda value: value is True,
+    "false": lambda value: value is False,
+}
+
+# Tests with an operand: `x is gt 5`, `rows|selectattr('n', 'gt', 5)`.
+COMPARING_TESTS: dict[str, Callable[[Frame, Any, Any], bool]] = {
+    "equalto": COMPARISONS["eq"],
+    "eq": COMPARISONS["eq"],
+    "ne": COMPARISONS["ne"],
+    "gt": COMPARISONS["gt"],
+    "ge": COMPARISONS["gteq"],
+    "lt": COMPARISONS["lt"],
+    "le": COMPARISONS["lteq"],
+    "in": COMPARISONS["in"],
 }

@@ -27,7 +27,6 @@ from dovetail.core.text import counted
 from dovetail.core.transitions import Submit
 from dovetail.engine.clock import Clock
 from dovetail.engine.distributed.orchestrator import DistributedOrchestrator
-from dovetail.engine.ports import Rates
 from dovetail.engine.supervisor import bisect_failures, describe_error
 
 
@@ -657,6 +656,14 @@ RESTORE_SECONDS = 60.0
 RESTORE_PAGE = 1000
 MAX_CONCURRENT_RESTORES = 8
 
+
+class SharedLimits(Protocol):
+    """The limits of all workers, without their history."""
+
+    async def all(self) -> dict[str, tuple[float, int]]: ...
+    async def set(self, tag: str, rate_per_second: float, burst: int) -> None: ...
+
+
 KeptRates = Callable[[], Awaitable[dict[str, tuple[float, int]]]]
 
 
@@ -695,7 +702,7 @@ class Restorer:
         lease_seconds: float,
         recovery_timeout: float,
         limits: KeptRates | None = None,
-        shared_limits: Rates | None = None,
+        shared_limits: SharedLimits | None = None,
     ) -> None:
         """`limits` are the rates in the archive, `shared_limits` the rates in Redis, which hold."""
         self._hot = hot

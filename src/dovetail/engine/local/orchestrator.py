@@ -42,7 +42,12 @@ class LocalOrchestrator:
     async def apply(self, moves: Sequence[Transition], *, durable: bool = False) -> list[Decision]:
         """Apply these transitions and dispatch their effects."""
         decisions = await self._store.apply(moves, self._clock(), durable=durable)
-        await self.dispatch_effects(decisions)
+        if len(decisions) == 1 and not (one := decisions[0]).wake and not one.stop:
+            # As `dispatch_effects`, without the call: this is every node of a chain.
+            if one.dispatch and (rest := await self._transport.publish(one.dispatch)):
+                await self.apply(rest)
+        else:
+            await self.dispatch_effects(decisions)
         return decisions
 
     async def dispatch_effects(self, decisions: Iterable[Decision]) -> None:

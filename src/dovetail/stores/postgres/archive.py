@@ -168,8 +168,8 @@ class PostgresArchive:
         return {row[0]: _log_head(row) for row in rows}
 
     async def write_logs(self, logs: Mapping[str, UnarchivedLog]) -> dict[str, LogHead]:
-        """Keep these chunks, each once, and remove those that they drop. Safe to repeat, and late;
-        runs that are not archived are left out."""
+        """Keep these chunks, each once, and remove the chunks that they drop. Safe to repeat, and
+        late; runs that are not archived are left out."""
 
         async def write(connection: PostgresConnection) -> dict[str, LogHead]:
             rows = await _locked(connection, logs)

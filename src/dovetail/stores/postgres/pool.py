@@ -21,7 +21,7 @@ from dovetail.stores.records import named_statements
 
 T = TypeVar("T")
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 MAX_CONNECTIONS = 10
 CONNECT_SECONDS = 5.0
 STATEMENT_SECONDS = 10.0

@@ -156,6 +156,23 @@ ALTER TABLE dovetail.batches
 -- To free the idempotency key of a run that is deleted.
 CREATE INDEX keys_by_made ON dovetail.keys (made);
 
+-- name: schema_4
+-- An alias that divides runs between versions: a JSON object of weights by version. `version` is then
+-- the one with the largest weight.
+ALTER TABLE dovetail.aliases ADD COLUMN weights TEXT;
+-- What was done to workflows and rate limits, and by whom. Rows are added and never changed; `kind`
+-- is `workflow` or `limit`, `name` is that of the workflow or the tag.
+CREATE TABLE dovetail.history (
+  number BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  kind TEXT NOT NULL,
+  name BYTEA NOT NULL,
+  time FLOAT8 NOT NULL,
+  actor TEXT NOT NULL,
+  action TEXT NOT NULL,
+  details JSON NOT NULL
+);
+CREATE INDEX history_by_name ON dovetail.history (kind, name, number);
+
 -- ── the schema ──────────────────────────────────────────────────────────────────────────
 
 -- name: has_schema
@@ -515,6 +532,18 @@ JOIN dovetail.definitions d ON d.number = r.definition WHERE r.run_id = $1;
 -- name: find_runs
 SELECT run_id FROM dovetail.runs WHERE run_id >= $1 AND run_id < $2 ORDER BY run_id LIMIT 5;
 
+-- name: count_runs
+SELECT status, COUNT(*) FROM dovetail.runs WHERE TRUE {conditions} GROUP BY status;
+
+-- name: count_new_runs
+-- By the interval of their creation. There is no index by time: only the newest $2 runs are read.
+SELECT width_bucket(created_at, $1::FLOAT8[]), status, COUNT(*) FROM dovetail.runs
+WHERE number > (SELECT MAX(number) FROM dovetail.runs) - $2 AND created_at >= ($1::FLOAT8[])[1] {conditions}
+GROUP BY 1, 2;
+
+-- name: statuses_of
+SELECT run_id, status, created_at FROM dovetail.runs WHERE run_id = ANY ($1::TEXT[]) {conditions};
+
 -- name: summaries
 -- Newest first, before a number; the conditions that are wanted follow it, each on an index. A
 -- result of more than $3 bytes is not read, nor are params behind $4 bytes of both.
@@ -560,10 +589,23 @@ SELECT latest, deleted FROM dovetail.workflows WHERE name = $1 FOR UPDATE;
 SELECT name, latest, created_at, updated_at FROM dovetail.workflows
 WHERE name = $1 AND NOT deleted;
 
+-- name: head
+-- Its latest version and aliases, and whether it has a version.
+SELECT w.latest,
+  EXISTS (SELECT FROM dovetail.versions v WHERE v.name = w.name AND v.version = $2),
+  ARRAY(SELECT a.alias FROM dovetail.aliases a WHERE a.name = w.name ORDER BY a.alias),
+  ARRAY(SELECT a.version FROM dovetail.aliases a WHERE a.name = w.name ORDER BY a.alias),
+  ARRAY(SELECT a.weights FROM dovetail.aliases a WHERE a.name = w.name ORDER BY a.alias)
+FROM dovetail.workflows w WHERE w.name = $1 AND NOT w.deleted;
+
+-- name: was_registered
+SELECT 1 FROM dovetail.workflows WHERE name = $1;
+
 -- name: workflows
 SELECT w.name, w.latest, w.created_at, w.updated_at,
   ARRAY(SELECT a.alias FROM dovetail.aliases a WHERE a.name = w.name ORDER BY a.alias),
-  ARRAY(SELECT a.version FROM dovetail.aliases a WHERE a.name = w.name ORDER BY a.alias)
+  ARRAY(SELECT a.version FROM dovetail.aliases a WHERE a.name = w.name ORDER BY a.alias),
+  ARRAY(SELECT a.weights FROM dovetail.aliases a WHERE a.name = w.name ORDER BY a.alias)
 FROM dovetail.workflows w WHERE NOT w.deleted AND w.name > $1 ORDER BY w.name LIMIT $2;
 
 -- name: save_workflow
@@ -581,13 +623,17 @@ DELETE FROM dovetail.aliases WHERE name = $1;
 -- Runs keep their definitions; only the name lets go of them.
 DELETE FROM dovetail.versions WHERE name = $1;
 
+-- name: drop_version
+DELETE FROM dovetail.versions WHERE name = $1 AND version = $2;
+
 -- name: active_runs
-SELECT COUNT(*) FROM dovetail.runs
-WHERE workflow = $1 AND version IS NOT NULL AND finished_at IS NULL;
+-- Of a version, or of all if none is given.
+SELECT COUNT(*) FROM dovetail.runs WHERE workflow = $1 AND finished_at IS NULL
+  AND version IS NOT NULL AND version = COALESCE($2::BIGINT, version);
 
 -- name: active_run_ids
-SELECT run_id FROM dovetail.runs
-WHERE workflow = $1 AND version IS NOT NULL AND finished_at IS NULL LIMIT $2;
+SELECT run_id FROM dovetail.runs WHERE workflow = $1 AND finished_at IS NULL
+  AND version IS NOT NULL AND version = COALESCE($3::BIGINT, version) LIMIT $2;
 
 -- name: add_version
 INSERT INTO dovetail.versions (name, version, definition, created_at) VALUES ($1, $2, $3, $4);
@@ -603,19 +649,37 @@ JOIN dovetail.definitions d ON d.number = v.definition
 WHERE v.name = $1 ORDER BY v.version;
 
 -- name: aliases
-SELECT alias, version FROM dovetail.aliases WHERE name = $1 ORDER BY alias;
+SELECT alias, version, weights FROM dovetail.aliases WHERE name = $1 ORDER BY alias;
 
 -- name: delete_alias
 DELETE FROM dovetail.aliases WHERE name = $1 AND alias = $2;
 
 -- name: set_alias
-INSERT INTO dovetail.aliases (name, alias, version) VALUES ($1, $2, $3)
-ON CONFLICT (name, alias) DO UPDATE SET version = excluded.version;
+INSERT INTO dovetail.aliases (name, alias, version, weights) VALUES ($1, $2, $3, $4)
+ON CONFLICT (name, alias) DO UPDATE SET version = excluded.version, weights = excluded.weights;
+
+-- ── history ─────────────────────────────────────────────────────────────────────────────
+
+-- name: add_history
+INSERT INTO dovetail.history (kind, name, time, actor, action, details)
+VALUES ($1, $2, $3, $4, $5, $6);
+
+-- name: history
+SELECT number, time, actor, action, details FROM dovetail.history
+WHERE kind = $1 AND name = $2 AND number < $3 ORDER BY number DESC LIMIT $4;
 
 -- ── limits ──────────────────────────────────────────────────────────────────────────────
 
 -- name: limits
 SELECT tag, rate_per_second, burst FROM dovetail.limits ORDER BY tag;
+
+-- name: lock_limits
+-- Of two changes of a limit the later one is the one that holds. A limit that is new has no row to
+-- lock.
+LOCK TABLE dovetail.limits IN SHARE ROW EXCLUSIVE MODE;
+
+-- name: read_limit
+SELECT rate_per_second, burst FROM dovetail.limits WHERE tag = $1;
 
 -- name: set_limit
 INSERT INTO dovetail.limits (tag, rate_per_second, burst) VALUES ($1, $2, $3)

@@ -8,22 +8,26 @@ Redis. Views have the fields of the HTTP API.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import orjson
 
+from dovetail.core.aliases import AliasTarget, versions_named
 from dovetail.core.errors import StoreError
 from dovetail.core.node_logs import StoredChunk
 from dovetail.core.transitions import Submit
 from dovetail.engine.ports import (
     ALL_RUNS,
     MAX_LOG_PAGE_BYTES,
+    Author,
     DoctorFinding,
+    HistoryOf,
     Key,
     KeyUsed,
     Registered,
     RunQuery,
+    RunTally,
     Seen,
     WorkflowVersion,
 )
@@ -41,13 +45,17 @@ from dovetail.stores.records import (
     BaseRecords,
     Definitions,
     StoredDefinition,
+    WorkflowHead,
+    alias_details,
     batch_counts,
     batch_end,
     batch_page,
     batch_view,
     check_seen,
     conditions,
+    history_page,
     id_range,
+    limit_details,
     list_position,
     no_alias,
     no_batch,
@@ -55,8 +63,11 @@ from dovetail.stores.records import (
     no_version,
     no_workflow,
     page_size,
+    refuse_named,
     stored_chunk,
+    stored_target,
     summary_of,
+    target_of_row,
     until_cut,
     version_item,
     with_lost_lines,
@@ -65,6 +76,8 @@ from dovetail.stores.records import (
 from dovetail.stores.redis.codec import event_of
 
 LARGEST_NUMBER = (1 << 63) - 1
+MAX_COUNTED_RUNS = 200_000
+"""The newest, where runs are counted by the time of their creation."""
 MAX_LOG_CHUNKS = 1000
 OLDEST_SERVER = 120000
 MAX_APART_SECONDS = 5.0
@@ -112,14 +125,19 @@ class PostgresRecords(BaseRecords):
         self, batch_id: str, submits: Sequence[Submit], key: Key | None, now: float
     ) -> None:
         """Keep a batch and all its runs, or none of them. Raises `KeyUsed`. Safe to repeat."""
-        graph = submits[0].graph
-        stored = self._definitions.stored(graph)
+        name = submits[0].graph.name
+        # An alias may have divided the runs between versions.
+        parts: dict[int, list[int]] = {}
+        for place, submit in enumerate(submits):
+            parts.setdefault(id(submit.graph), []).append(place)
 
         async def write(connection: PostgresConnection) -> None:
-            number = await _add_batch(connection, batch_id, graph.name, len(submits), key, now)
+            number = await _add_batch(connection, batch_id, name, len(submits), key, now)
             if number is not None:
-                places = range(len(submits))
-                await _add_runs(connection, stored, submits, places, number, now)
+                for places in parts.values():
+                    part = [submits[place] for place in places]
+                    stored = self._definitions.stored(part[0].graph)
+                    await _add_runs(connection, stored, part, places, number, now)
 
         await self._pool.transact(write, within=ACCEPT_SECONDS + len(submits) / 1000)
 
@@ -132,8 +150,10 @@ class PostgresRecords(BaseRecords):
     # ── registered workflows ─────────────────────────────────────────────────────────────
 
     async def register(
-        self, name: str, sha256: str, content: bytes, now: float, seen: Seen | None = None
+        self, name: str, sha256: str, content: bytes, by: Author, seen: Seen | None = None
     ) -> WorkflowVersion:
+        now = by.time
+
         async def write(connection: PostgresConnection) -> WorkflowVersion:
             sql = statements()
             await connection.execute(sql["claim_name"], name, now)
@@ -148,15 +168,16 @@ class PostgresRecords(BaseRecords):
             check_seen(name, seen, found)
             await connection.execute(sql["save_workflow"], name, latest + 1, now)
             await connection.execute(sql["add_version"], name, latest + 1, number, now)
+            details = {"version": latest + 1, "sha256": sha256}
+            await _remember(connection, "workflow", name, by, "register", details)
             return WorkflowVersion(name, latest + 1, created=True)
 
         return await self._pool.transact(write)
 
-    async def registered(self, name: str, version: int | str | None = None) -> Registered:
-        number = await self.version_of(name, version)
-        row = await self._pool.row("read_version", name, number)
+    async def _read_version(self, name: str, version: int) -> Registered | None:
+        row = await self._pool.row("read_version", name, version)
         if row is None:
-            raise no_version(name, version, await self.versions(name))
+            return None
         return Registered(
             name, row["version"], row["definition"], row["content"], row["created_at"]
         )
@@ -168,8 +189,12 @@ class PostgresRecords(BaseRecords):
         latest: int = row["latest"]
         return latest
 
-    async def _aliases(self, name: str, latest: int) -> dict[str, int]:
-        return {**dict(await self._pool.rows("aliases", name)), LATEST: latest}
+    async def _head(self, name: str, version: int | None = None) -> WorkflowHead:
+        row = await self._pool.row("head", name, version)
+        if row is None:
+            raise no_workflow(name, self._where)
+        latest, has_version, *aliases = row
+        return WorkflowHead(latest, _aliases(latest, zip(*aliases, strict=True)), has_version)
 
     async def workflows(self, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
         limit = page_size(limit)
@@ -178,11 +203,11 @@ class PostgresRecords(BaseRecords):
             workflow_item(
                 name,
                 latest,
-                {**dict(zip(aliases, versions, strict=True)), LATEST: latest},
+                _aliases(latest, zip(*aliases, strict=True)),
                 created_at,
                 updated_at,
             )
-            for name, latest, created_at, updated_at, aliases, versions in rows[:limit]
+            for name, latest, created_at, updated_at, *aliases in rows[:limit]
         ]
         return {"items": items, "next_cursor": rows[limit - 1][0] if len(rows) > limit else None}
 
@@ -190,32 +215,65 @@ class PostgresRecords(BaseRecords):
         await self._latest(name)
         return {"items": [version_item(*row) for row in await self._pool.rows("versions", name)]}
 
-    async def _delete_workflow(self, name: str, seen: Seen | None) -> int:
+    async def _delete_workflow(self, name: str, by: Author, seen: Seen | None) -> int:
         async def write(connection: PostgresConnection) -> int:
             sql = statements()
             latest, deleted = await connection.fetchrow(sql["lock_workflow"], name)
-            if not deleted:
-                check_seen(name, seen, await _now_seen(connection, name, latest))
-            active = int(await connection.fetchval(sql["active_runs"], name))
+            if deleted:
+                return 0
+            now = await _now_seen(connection, name, latest)
+            check_seen(name, seen, now)
+            active = int(await connection.fetchval(sql["active_runs"], name, None))
             if not active:
+                details = {"versions": await _versions(connection, name), "aliases": now}
+                await _remember(connection, "workflow", name, by, "delete", details)
                 for statement in ("delete_workflow", "drop_versions", "drop_aliases"):
                     await connection.execute(sql[statement], name)
             return active
 
         return await self._pool.transact(write)
 
-    async def _set_alias(self, name: str, alias: str, version: int, seen: Seen | None) -> None:
-        async def write(connection: PostgresConnection) -> None:
+    async def _delete_version(self, name: str, version: int, by: Author, seen: Seen | None) -> int:
+        async def write(connection: PostgresConnection) -> int:
             sql = statements()
             latest, _ = await connection.fetchrow(sql["lock_workflow"], name)
+            there = await _versions(connection, name)
+            if version not in there:
+                raise no_version(name, version, there)
             now = await _now_seen(connection, name, latest)
-            if now.get(alias) != version:
+            check_seen(name, seen, now)
+            refuse_named(name, version, now)
+            active = int(await connection.fetchval(sql["active_runs"], name, version))
+            if not active:
+                await connection.execute(sql["drop_version"], name, version)
+                details = {"version": version}
+                await _remember(connection, "workflow", name, by, "delete", details)
+            return active
+
+        return await self._pool.transact(write)
+
+    async def _set_alias(
+        self, name: str, alias: str, target: AliasTarget, by: Author, seen: Seen | None
+    ) -> int | None:
+        async def write(connection: PostgresConnection) -> int | None:
+            sql = statements()
+            latest, _ = await connection.fetchrow(sql["lock_workflow"], name)
+            there = await _versions(connection, name)
+            for version in versions_named(target):
+                if version not in there:
+                    return version
+            now = await _now_seen(connection, name, latest)
+            before = now.get(alias)
+            if before != target:
                 check_seen(name, seen, now)
-                await connection.execute(sql["set_alias"], name, alias, version)
+                await connection.execute(sql["set_alias"], name, alias, *stored_target(target))
+                details = alias_details(alias, target, before)
+                await _remember(connection, "workflow", name, by, "alias", details)
+            return None
 
-        await self._pool.transact(write)
+        return await self._pool.transact(write)
 
-    async def _delete_alias(self, name: str, alias: str, latest: int, seen: Seen | None) -> None:
+    async def _delete_alias(self, name: str, alias: str, by: Author, seen: Seen | None) -> None:
         async def write(connection: PostgresConnection) -> None:
             sql = statements()
             latest, _ = await connection.fetchrow(sql["lock_workflow"], name)
@@ -224,8 +282,20 @@ class PostgresRecords(BaseRecords):
                 raise no_alias(name, alias, now)
             check_seen(name, seen, now)
             await connection.execute(sql["delete_alias"], name, alias)
+            details = {"alias": alias, "from": now[alias]}
+            await _remember(connection, "workflow", name, by, "delete", details)
 
         await self._pool.transact(write)
+
+    async def _was_registered(self, name: str) -> bool:
+        return bool(await self._pool.rows("was_registered", name))
+
+    async def _history(
+        self, of: HistoryOf, name: str, limit: int, cursor: str | None
+    ) -> dict[str, Any]:
+        before = list_position(cursor, LARGEST_NUMBER)
+        rows = await self._pool.rows("history", of, name.encode(), before, limit + 1)
+        return history_page(rows, limit)
 
     # ── runs ─────────────────────────────────────────────────────────────────────────────
 
@@ -251,6 +321,16 @@ class PostgresRecords(BaseRecords):
         """Rows of a page; with `most` only as far as an answer has room, see `until_cut`."""
         heaviest = None if most is None else PAGE_BYTES
         return await self._pool.rows("summaries", before, limit, most, heaviest, **given)
+
+    async def count_runs(self, workflow: str | None, edges: Sequence[float]) -> RunTally:
+        given = {} if workflow is None else {"workflow": workflow}
+        by_status = dict(await self._pool.rows("count_runs", **given))
+        created: list[dict[str, int]] = [{} for _ in edges[1:]]
+        rows = await self._pool.rows("count_new_runs", list(edges), MAX_COUNTED_RUNS, **given)
+        for bucket, status, runs in rows:
+            if bucket <= len(created):
+                created[bucket - 1][status] = runs
+        return RunTally(by_status, created)
 
     async def summary(self, run_id: str, most: int | None = None) -> dict[str, Any]:
         row = await self._pool.row("summary", run_id, most)
@@ -357,8 +437,19 @@ class PostgresRecords(BaseRecords):
         rows = await self._pool.rows("limits")
         return {tag.decode(): (rate, burst) for tag, rate, burst in rows}
 
-    async def set_limit(self, tag: str, rate: float, burst: int) -> None:
-        await self._pool.execute("set_limit", tag.encode(), float(rate), min(burst, LARGEST_NUMBER))
+    async def set_limit(self, tag: str, rate: float, burst: int, by: Author) -> None:
+        async def write(connection: PostgresConnection) -> None:
+            sql = statements()
+            await connection.execute(sql["lock_limits"])
+            row = await connection.fetchrow(sql["read_limit"], tag.encode())
+            before = None if row is None else (float(row[0]), int(row[1]))
+            if before != (rate, burst):
+                kept = min(burst, LARGEST_NUMBER)
+                await connection.execute(sql["set_limit"], tag.encode(), float(rate), kept)
+                details = limit_details(rate, burst, before)
+                await _remember(connection, "limit", tag, by, "limit", details)
+
+        await self._pool.transact(write)
 
     # ── the doctor ───────────────────────────────────────────────────────────────────────
 
@@ -495,7 +586,31 @@ def fork_meta(submit: Submit) -> bytes | None:
     return orjson.dumps({"forked_from": submit.forked_from, "reuse": reuse})
 
 
-async def _now_seen(connection: PostgresConnection, name: str, latest: int) -> dict[str, int]:
+async def _now_seen(
+    connection: PostgresConnection, name: str, latest: int
+) -> dict[str, AliasTarget]:
     """The aliases of a registered workflow in this transaction, `latest` among them."""
-    rows = await connection.fetch(statements()["aliases"], name)
-    return {**{row[0]: row[1] for row in rows}, LATEST: latest}
+    return _aliases(latest, await connection.fetch(statements()["aliases"], name))
+
+
+def _aliases(latest: int, rows: Iterable[Sequence[Any]]) -> dict[str, AliasTarget]:
+    found: dict[str, AliasTarget] = {}
+    for alias, version, weights in rows:
+        found[alias] = target_of_row(version, weights)
+    return {**found, LATEST: latest}
+
+
+async def _versions(connection: PostgresConnection, name: str) -> list[int]:
+    return [row[0] for row in await connection.fetch(statements()["versions"], name)]
+
+
+async def _remember(
+    connection: PostgresConnection,
+    of: HistoryOf,
+    name: str,
+    by: Author,
+    action: str,
+    details: dict[str, Any],
+) -> None:
+    row = (of, name.encode(), by.time, by.actor, action, orjson.dumps(details).decode())
+    await connection.execute(statements()["add_history"], *row)

@@ -14,6 +14,7 @@ from typing import Any
 
 import orjson
 
+from dovetail.core.dag import Graph
 from dovetail.core.errors import NotFound
 from dovetail.core.transitions import Submit
 from dovetail.engine.distributed.triggers import PendingRun
@@ -294,41 +295,55 @@ class RedisAcceptedRuns:
 
     async def _kept(self, todo: dict[str, Any], key: Key | None) -> list[Submit]:
         """What `_todo` has written down. Raises `NotFound`."""
-        content = await definition(self._redis, todo["definition"])
-        if content is None:
-            raise NotFound(f"the definition {todo['definition']} is not in Redis any more")
-        graph = self._definitions.graph(
-            int(todo["definition"], 16), todo["retries"].encode(), lambda: content
-        )
+        versions = [(todo["version"], todo["definition"], todo["retries"]), *todo.get("others", ())]
+        graphs = [await self._graph(sha256, retries) for _, sha256, retries in versions]
         return [
             Submit(
                 run_id,
-                graph,
+                graphs[which[0] if which else 0],
                 params,
-                todo["version"],
+                versions[which[0] if which else 0][0],
                 key=key,
                 place=None if place is None else (batch_number(place[0]), place[1]),
                 forked_from=todo.get("forked_from"),
                 reuse=todo.get("reuse", ()),
             )
-            for run_id, params, place in todo["runs"]
+            for run_id, params, place, *which in todo["runs"]
         ]
+
+    async def _graph(self, sha256: str, retries: str) -> Graph:
+        content = await definition(self._redis, sha256)
+        if content is None:
+            raise NotFound(f"the definition {sha256} is not in Redis any more")
+        return self._definitions.graph(int(sha256, 16), retries.encode(), lambda: content)
 
     async def settle(self, name: str) -> None:
         await self._redis.call_many([("HDEL", name, "todo"), ("ZREM", ACCEPTED, name)])
 
     async def _todo(self, submits: Sequence[Submit], batch_id: str | None, now: float) -> bytes:
         first = submits[0]
-        stored = self._definitions.stored(first.graph)
-        await self._redis.call("SET", definition_key(stored.sha256), stored.content, "NX")
+        graphs = {id(one.graph): one for one in submits}  # several, by an alias with weights
+        versions = []
+        for one in graphs.values():
+            stored = self._definitions.stored(one.graph)
+            await self._redis.call("SET", definition_key(stored.sha256), stored.content, "NX")
+            versions.append((one.version, stored.sha256, stored.retries.decode()))
+        which = {graph: number for number, graph in enumerate(graphs)}
+        version, sha256, retries = versions[0]
         kept: dict[str, Any] = {
-            "version": first.version,
-            "definition": stored.sha256,
-            "retries": stored.retries.decode(),
+            "version": version,
+            "definition": sha256,
+            "retries": retries,
             "created_at": now,
             "batch": batch_id,
-            "runs": [[one.run_id, one.params, _place(one)] for one in submits],
+            "runs": [
+                [one.run_id, one.params, _place(one)]
+                + ([which[id(one.graph)]] if which[id(one.graph)] else [])
+                for one in submits
+            ],
         }
+        if len(versions) > 1:
+            kept["others"] = versions[1:]
         if first.forked_from is not None:
             kept |= {"forked_from": first.forked_from, "reuse": list(first.reuse)}
         return orjson.dumps(kept)

@@ -113,7 +113,9 @@ class UnusedDefinitions:
     async def _accepted(self) -> set[str]:
         names = await self._redis.call("ZRANGE", ACCEPTED, 0, -1)
         found = await self._answers([("HGET", name.decode(), "todo") for name in names])
-        return {orjson.loads(todo)["definition"] for todo in found if todo is not None}
+        todos = [orjson.loads(todo) for todo in found if todo is not None]
+        others = {sha256 for todo in todos for _, sha256, _ in todo.get("others", ())}
+        return {todo["definition"] for todo in todos} | others
 
     async def _of_runs(self) -> set[str]:
         used: set[str] = set()

@@ -12,9 +12,13 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import orjson
+
 from dovetail.engine.clock import Clock, steady_clock
 from dovetail.engine.limits import LATENESS, TokenBucket
+from dovetail.engine.ports import Author
 from dovetail.redis_client.pipelined import Argument, PipelinedRedis
+from dovetail.stores.records import history_page, list_position
 from dovetail.stores.redis.codec import source
 
 TAGS = "wf:limits"
@@ -71,11 +75,31 @@ class RedisLimits:
 
     # ── what is set ──────────────────────────────────────────────────────────────────────
 
-    async def set(self, tag: str, rate_per_second: float, burst: int) -> None:
-        """For all processes, from now on, whatever their settings say. Raises `ValueError`."""
+    async def set(
+        self, tag: str, rate_per_second: float, burst: int, by: Author | None = None
+    ) -> None:
+        """For all processes, from now on, whatever their settings say. Raises `ValueError`.
+
+        `by` is None where another store keeps the history.
+        """
         checked = TokenBucket(rate_per_second, burst)
         await self._redis.call("ZADD", TAGS, 0, tag)  # first: what is set must be seen
-        await self._run("set", tag, repr(float(checked.rate)), checked.burst)
+        rate, change = float(checked.rate), ""
+        if by is not None:
+            details = open_json({"rate_per_second": rate, "burst": checked.burst})
+            change = f'{{{encode_author(by)},"action":"limit","details":{details}"from":'
+        await self._run("set", tag, repr(rate), checked.burst, change)
+
+    async def history(self, tag: str, limit: int, cursor: str | None) -> dict[str, Any]:
+        """The changes of a limit, newest first."""
+        last = await self._redis.call("HGET", _bucket(tag), "changes")
+        before = list_position(cursor, int(last or 0) + 1)
+        numbers = range(min(before, int(last or 0) + 1) - 1, 0, -1)[: limit + 1]
+        if not numbers:
+            return history_page([], limit)
+        names = [f"change:{number}" for number in numbers]
+        kept = await self._redis.call("HMGET", _bucket(tag), *names)
+        return history_page([change_row(*one) for one in zip(numbers, kept, strict=True)], limit)
 
     async def all(self) -> dict[str, tuple[float, int]]:
         """Rate and burst of every tag that was set."""
@@ -88,6 +112,29 @@ class RedisLimits:
             for tag, (rate, burst) in zip(tags, kept, strict=True)
             if rate is not None
         }
+
+
+# ── histories, of limits and of workflows ────────────────────────────────────────────────
+
+
+def encode_author(by: Author) -> str:
+    """The fields `time` and `actor` as JSON, as scripts take them."""
+    return orjson.dumps(by._asdict()).decode()[1:-1]
+
+
+def open_json(fields: Mapping[str, Any]) -> str:
+    """An object as JSON to which a script adds another field and the end."""
+    return orjson.dumps(fields).decode()[:-1] + ","
+
+
+def change_row(number: int, kept: bytes | None) -> tuple[Any, ...]:
+    """A row of `history_page`, from what a script has written."""
+    try:
+        found = orjson.loads(kept or b"")
+        details = orjson.dumps(found["details"])
+        return number, found["time"], found["actor"], found["action"], details
+    except (KeyError, TypeError, ValueError):  # damaged
+        return number, None, "", "", b"{}"
 
 
 def _bucket(tag: str) -> str:

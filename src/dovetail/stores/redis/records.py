@@ -14,6 +14,7 @@ from typing import Any
 
 import orjson
 
+from dovetail.core.aliases import AliasTarget, decode_weights, encode_weights, versions_named
 from dovetail.core.dag import Graph
 from dovetail.core.errors import BrokenRun, NotFound
 from dovetail.core.events import RUN_ENDS, Event
@@ -24,32 +25,39 @@ from dovetail.engine.distributed.triggers import PendingRun
 from dovetail.engine.ports import (
     ALL_RUNS,
     MAX_LOG_PAGE_BYTES,
+    Author,
     DoctorFinding,
+    HistoryOf,
     Key,
     KeyUsed,
     Registered,
     RunQuery,
+    RunTally,
     Seen,
     WorkflowVersion,
 )
 from dovetail.engine.views import damage_error, event_view, summary_view
-from dovetail.redis_client.pipelined import PipelinedRedis
+from dovetail.redis_client.pipelined import Argument, Command, PipelinedRedis
 from dovetail.stores.records import (
     LATEST,
     PAGE_BYTES,
     BaseRecords,
     Definitions,
+    WorkflowHead,
     batch_end,
     batch_view,
     changed,
+    check_seen,
+    history_page,
     list_position,
     no_alias,
     no_batch,
     no_run,
-    no_version,
     no_workflow,
     page_size,
+    refuse_named,
     run_status,
+    target_view,
     version_item,
     with_lost_lines,
     workflow_item,
@@ -58,7 +66,7 @@ from dovetail.stores.redis.accepted import RedisAcceptedRuns
 from dovetail.stores.redis.codec import all_keys_of, event_of, keys_of, run_error, source
 from dovetail.stores.redis.definitions import definition, definition_key, stored_graph
 from dovetail.stores.redis.feed import trim_feed
-from dovetail.stores.redis.limits import RedisLimits
+from dovetail.stores.redis.limits import RedisLimits, change_row, encode_author, open_json
 from dovetail.stores.redis.logs import LogReading, RedisLogs
 from dovetail.stores.redis.run_index import (
     NOT_RUNNING,
@@ -90,6 +98,7 @@ DROPPED_NOW = 1
 LATEST_TIME = 1e300
 """Redis reads no infinity."""
 RETENTION_SECONDS = 7 * 86400.0
+HISTORY = "history"
 
 _SUMMARY = (
     *("status", "epoch", "workflow", "version", "params"),
@@ -131,30 +140,29 @@ class RedisRecords(BaseRecords):
     # ── registered workflows ─────────────────────────────────────────────────────────────
 
     async def register(
-        self, name: str, sha256: str, content: bytes, now: float, seen: Seen | None = None
+        self, name: str, sha256: str, content: bytes, by: Author, seen: Seen | None = None
     ) -> WorkflowVersion:
         await self._redis.call("SET", definition_key(sha256), content, "NX")
         await self._redis.call("ZADD", WORKFLOWS, 0, name)  # first: what is there must be seen
         key = workflow_key(name)
         version, created = await self._redis.call_script(
-            source("records_seen", "records_register"),
-            [key, f"{key}:versions", f"{key}:aliases"],
-            [sha256, repr(now), _as_seen(seen)],
+            source("records_seen", "records_remember", "records_register"),
+            [key, f"{key}:versions", f"{key}:aliases", f"{key}:{HISTORY}"],
+            [sha256, repr(by.time), _as_seen(seen), encode_author(by)],
         )
         if not version:
             raise changed(name)
         return WorkflowVersion(name, version, created=bool(created))
 
-    async def registered(self, name: str, version: int | str | None = None) -> Registered:
-        number = await self.version_of(name, version)
-        kept = await self._redis.call("HGET", f"{workflow_key(name)}:versions", number)
+    async def _read_version(self, name: str, version: int) -> Registered | None:
+        kept = await self._redis.call("HGET", f"{workflow_key(name)}:versions", version)
         if kept is None:
-            raise no_version(name, version, await self.versions(name))
+            return None
         sha256, created_at = kept.decode().split(" ")
         content = await definition(self._redis, sha256)
         if content is None:
             raise NotFound(f"the definition of workflow '{name}' is not in Redis any more")
-        return Registered(name, number, int(sha256, 16), content, float(created_at))
+        return Registered(name, version, int(sha256, 16), content, float(created_at))
 
     async def _latest(self, name: str) -> int:
         latest, deleted = None, None
@@ -166,10 +174,20 @@ class RedisRecords(BaseRecords):
             raise no_workflow(name, "Redis")
         return int(latest)
 
-    async def _aliases(self, name: str, latest: int) -> dict[str, int]:
-        flat = await self._redis.call("HGETALL", f"{workflow_key(name)}:aliases")
-        kept = sorted((flat[at].decode(), int(flat[at + 1])) for at in range(0, len(flat), 2))
-        return {**dict(kept), LATEST: latest}
+    async def _head(self, name: str, version: int | None = None) -> WorkflowHead:
+        if not is_text(name):
+            raise no_workflow(name, "Redis")
+        key = workflow_key(name)
+        commands: list[Command] = [
+            ("HMGET", key, "latest", "deleted"),
+            ("HGETALL", f"{key}:aliases"),
+            ("HEXISTS", f"{key}:versions", "" if version is None else version),
+        ]
+        (latest, deleted), flat, has_version = await self._redis.call_many(commands)
+        if latest is None or deleted == b"1":
+            raise no_workflow(name, "Redis")
+        kept = sorted((flat[at].decode(), _target(flat[at + 1])) for at in range(0, len(flat), 2))
+        return WorkflowHead(int(latest), {**dict(kept), LATEST: int(latest)}, bool(has_version))
 
     async def workflows(self, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
         limit = page_size(limit)
@@ -187,14 +205,15 @@ class RedisRecords(BaseRecords):
         return {"items": items[:limit], "next_cursor": more}
 
     async def _listed(self, name: str) -> dict[str, Any] | None:
-        names = ("latest", "created_at", "updated_at", "deleted")
-        latest, created_at, updated_at, deleted = await self._redis.call(
-            "HMGET", workflow_key(name), *names
-        )
-        if latest is None or deleted == b"1":
+        try:
+            head, (created_at, updated_at) = await asyncio.gather(
+                self._head(name),
+                self._redis.call("HMGET", workflow_key(name), "created_at", "updated_at"),
+            )
+        except NotFound:
             return None
-        aliases = await self._aliases(name, int(latest))
-        return workflow_item(name, int(latest), aliases, float(created_at), float(updated_at))
+        times = float(created_at), float(updated_at)
+        return workflow_item(name, head.latest, head.aliases, *times)
 
     async def versions(self, name: str) -> dict[str, Any]:
         await self._latest(name)
@@ -205,48 +224,98 @@ class RedisRecords(BaseRecords):
             items.append(version_item(version, sha256, float(created_at)))
         return {"items": items}
 
-    async def _delete_workflow(self, name: str, seen: Seen | None) -> int:
-        active = await self._delete(name, seen)
+    async def _delete_workflow(self, name: str, by: Author, seen: Seen | None) -> int:
+        active = await self._delete(name, by, seen)
         if active:  # as the list has it, which may be behind
             key = f"{workflow_key(name)}:{OPEN}"
             listed = await self._redis.call("ZRANGE", key, 0, MAX_CHECKED - 1)
             await self._lists.refresh(map(run_id_of, listed))
-            active = await self._delete(name, seen)
+            active = await self._delete(name, by, seen)
         return active
 
-    async def _delete(self, name: str, seen: Seen | None) -> int:
+    async def _delete(self, name: str, by: Author, seen: Seen | None) -> int:
         key = workflow_key(name)
-        keys = [key, *(f"{key}:{part}" for part in ("versions", "aliases", OPEN))]
-        active = int(
-            await self._redis.call_script(
-                source("records_seen", "records_delete"), keys, [_as_seen(seen)]
-            )
-        )
+        keys = [key, *(f"{key}:{part}" for part in ("versions", "aliases", OPEN, HISTORY))]
+        script = source("records_seen", "records_remember", "records_delete")
+        given = [_as_seen(seen), encode_author(by)]
+        active = int(await self._redis.call_script(script, keys, given))
         if active < 0:
             raise changed(name)
         return active
 
-    async def _set_alias(self, name: str, alias: str, version: int, seen: Seen | None) -> None:
+    async def _delete_version(self, name: str, version: int, by: Author, seen: Seen | None) -> int:
+        """A run that is triggered in the same moment keeps its definition, and goes on."""
         key = workflow_key(name)
-        done = await self._redis.call_script(
-            source("records_seen", "records_alias"),
-            [f"{key}:versions", f"{key}:aliases", key],
-            [alias, version, _as_seen(seen)],
-        )
-        if done < 0:
-            raise changed(name)
+        keys = [f"{key}:versions", f"{key}:aliases", key, f"{key}:{HISTORY}"]
+        script = source("records_seen", "records_remember", "records_delete_version")
+        while True:
+            head = await self._head(name, version)
+            check_seen(name, seen, head.aliases)
+            refuse_named(name, version, head.aliases)
+            if active := await self._active_of(name, version):
+                return active
+            given: list[Argument] = [version, _as_seen(head.aliases), encode_author(by)]
+            done = await self._redis.call_script(script, keys, given)
+            if done > 0:
+                return 0
+            if not done:
+                raise await self._no_version(name, version)
 
-    async def _delete_alias(self, name: str, alias: str, latest: int, seen: Seen | None) -> None:
+    async def _active_of(self, name: str, version: int) -> int:
+        """How many runs of a version are not finished."""
+        key, active, first = f"{workflow_key(name)}:{OPEN}", 0, 0
+        while listed := await self._redis.call("ZRANGE", key, first, first + MAX_CHECKED - 1):
+            metas = [keys_of(run_id_of(one))[0] for one in listed]
+            found = await self._redis.call_many(
+                [("HMGET", meta, "version", "status", "finished_at") for meta in metas]
+            )
+            active += sum(
+                bool(status) and not finished_at and number == b"%d" % version
+                for number, status, finished_at in found
+            )
+            first += len(listed)
+        return active
+
+    async def _set_alias(
+        self, name: str, alias: str, target: AliasTarget, by: Author, seen: Seen | None
+    ) -> int | None:
+        key = workflow_key(name)
+        details = open_json({"alias": alias, **target_view(target)}) + '"from":'
+        keys = [f"{key}:versions", f"{key}:aliases", key, f"{key}:{HISTORY}"]
+        given: list[Argument] = [alias, _encoded(target), _as_seen(seen)]
+        given += [encode_author(by), details, *versions_named(target)]
+        script = source("records_seen", "records_remember", "records_alias")
+        missing = await self._redis.call_script(script, keys, given)
+        if missing < 0:
+            raise changed(name)
+        return missing or None
+
+    async def _delete_alias(self, name: str, alias: str, by: Author, seen: Seen | None) -> None:
         key = workflow_key(name)
         done = await self._redis.call_script(
-            source("records_seen", "records_unalias"),
-            [f"{key}:aliases", key],
-            [alias, _as_seen(seen)],
+            source("records_seen", "records_remember", "records_unalias"),
+            [f"{key}:aliases", key, f"{key}:{HISTORY}"],
+            [alias, _as_seen(seen), encode_author(by)],
         )
         if done < 0:
             raise changed(name)
         if not done:
-            raise no_alias(name, alias, await self._aliases(name, latest))
+            raise no_alias(name, alias, (await self._head(name)).aliases)
+
+    async def _was_registered(self, name: str) -> bool:
+        return is_text(name) and bool(await self._redis.call("EXISTS", workflow_key(name)))
+
+    async def _history(
+        self, of: HistoryOf, name: str, limit: int, cursor: str | None
+    ) -> dict[str, Any]:
+        if of == "limit":
+            return await self._limits.history(name, limit, cursor)
+        key = f"{workflow_key(name)}:{HISTORY}"
+        before = list_position(cursor, await self._redis.call("LLEN", key))
+        first = max(0, before - limit - 1)
+        kept = [] if before < 1 else await self._redis.call("LRANGE", key, first, before - 1)
+        rows = [change_row(number, one) for number, one in enumerate(kept, first)]
+        return history_page(rows[::-1], limit)
 
     # ── runs ─────────────────────────────────────────────────────────────────────────────
 
@@ -295,6 +364,12 @@ class RedisRecords(BaseRecords):
         show = partial(self._summary, most=most)
         limit = page_size(query.limit)
         return await self._lists.page(where, query.status, limit, query.cursor, show, heaviest)
+
+    async def count_runs(self, workflow: str | None, edges: Sequence[float]) -> RunTally:
+        where = RUNS if workflow is None else workflow_key(workflow)
+        if not is_text(where):
+            return RunTally({}, [{} for _ in edges[1:]])
+        return await self._lists.counts(where, edges)
 
     async def summary(self, run_id: str, most: int | None = None) -> dict[str, Any]:
         view = await self._summary(run_id, most) if is_text(run_id) else None
@@ -528,8 +603,8 @@ class RedisRecords(BaseRecords):
     async def limits(self) -> dict[str, tuple[float, int]]:
         return await self._limits.all()
 
-    async def set_limit(self, tag: str, rate: float, burst: int) -> None:
-        await self._limits.set(tag, rate, burst)
+    async def set_limit(self, tag: str, rate: float, burst: int, by: Author) -> None:
+        await self._limits.set(tag, rate, burst, by)
 
     # ── the end ──────────────────────────────────────────────────────────────────────────
 
@@ -636,8 +711,16 @@ def _as_seen(seen: Seen | None) -> str:
         return ""
     if LATEST not in seen:
         return "nothing"
-    others = sorted(f"{alias}={version}" for alias, version in seen.items() if alias != LATEST)
+    others = sorted(f"{one}={_encoded(target)}" for one, target in seen.items() if one != LATEST)
     return f"latest={seen[LATEST]} {' '.join(others)}"
+
+
+def _encoded(target: AliasTarget) -> str:
+    return str(target) if isinstance(target, int) else encode_weights(target)
+
+
+def _target(kept: bytes) -> AliasTarget:
+    return int(kept) if kept.isdigit() else decode_weights(kept)
 
 
 def _unknown_origin(_: str) -> None:

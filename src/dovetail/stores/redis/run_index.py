@@ -14,12 +14,13 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import chain, repeat
+from itertools import chain, pairwise, repeat
 from typing import Any, NamedTuple, TypeVar
 
 from dovetail.core.errors import InvalidParams, Problem
 from dovetail.core.states import RunStatus
 from dovetail.core.transitions import Submit
+from dovetail.engine.ports import RunTally
 from dovetail.redis_client.pipelined import Argument, Command, PipelinedRedis
 from dovetail.stores.records import weight
 from dovetail.stores.redis.codec import source
@@ -393,6 +394,23 @@ class RunIndex:
 
     async def count(self, where: str, name: str) -> int:
         return int(await self._redis.call("ZCARD", f"{where}:{name}"))
+
+    async def counts(self, where: str, edges: Sequence[float]) -> RunTally:
+        """By status, all runs of a list, and those created between each time and the next."""
+        # In the list of open runs of a workflow are a few that failed and have not ended.
+        names = [*STATUSES, OPEN] if where != RUNS else STATUSES
+        ranges = [(f"[{_stamp(low)}", f"({_stamp(high)}") for low, high in pairwise(edges)]
+        keys = [f"{where}:{name}" for name in names]
+        commands: list[Command] = [("ZCARD", key) for key in keys]
+        commands += [("ZLEXCOUNT", key, *within) for within in ranges for key in keys]
+        answers = await self._redis.call_many(commands)
+        rows = [
+            dict(zip(names, answers[at : at + len(names)], strict=True))
+            for at in range(0, len(answers), len(names))
+        ]
+        for row in rows:
+            row[RUNNING] += row.pop(OPEN, 0)
+        return RunTally(rows[0], rows[1:])
 
     async def last_end(self, where: str) -> float | None:
         """When the last of a list's finished runs ended."""

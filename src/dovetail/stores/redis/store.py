@@ -781,7 +781,7 @@ class InstrumentedRedisStore(RedisStore):
         if header is None:  # dropped, or lost with Redis
             return
         graph = header.run.graph
-        self._listener.on_events(run_id, graph, decision.events)
+        self._listener.on_events(run_id, graph, decision.events, header.run.version)
         for _, _, kind, _, node, attempt, _ in decision.events:
             if kind in ENDS and attempt and node is not None:
                 self._ended.setdefault(run_id, (graph, []))[1].append(graph.index[node])

@@ -92,7 +92,7 @@ class WorkerRegistry:
         heartbeat_timeout: float = 15.0,
         schemas: Mapping[str, bytes] | None = None,
     ) -> None:
-        """`schemas` are those that the worker of this process announces, by their digest."""
+        """`schemas`: what the worker of this process announces, by digest."""
         self._redis = redis
         self._heartbeat_timeout = heartbeat_timeout
         self._to_announce = dict(schemas or {})
@@ -319,7 +319,7 @@ class Handlers:
         self.retries.update(heard | self._own)
 
     async def _learn_schemas(self) -> None:
-        """Read those that are not known yet: a schema never changes under its digest."""
+        """Read the schemas that are not known yet: a schema never changes under its digest."""
         named = (said.schema for name, (_, said) in self._heard.items() if name not in self._own)
         used = {digest for digest in named if digest is not None}
         known = {digest: one for digest, one in self._schemas.items() if digest in used}

@@ -24,7 +24,7 @@ from dovetail.stores.records import named_statements
 
 APPLICATION_ID = 0x444F5645
 """Written into the file's header, so that another program's database is not taken for ours."""
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 BUSY_SECONDS = 30.0
 """How long to wait for another process that writes; a commit takes milliseconds."""
 _RETRY_SECONDS = 0.01
@@ -224,9 +224,9 @@ def _make_folder(folder: Path) -> None:
 def _make_file(path: Path) -> None:
     """An empty file for this user alone, unless there is one: SQLite would let all users read it.
 
-    It gives the files beside it the mode of this one. An existing file keeps its mode: whoever
-    has opened it to a group wants to share it. It is not opened here: to close it would drop the
-    locks that this process has on it by another connection.
+    It gives the files beside it the mode of this one. An existing file keeps its mode: a
+    user who has opened it to a group wants to share it. It is not opened here: closing it would
+    drop the locks that this process holds on it by another connection.
     """
     with suppress(OSError):  # there is one; else SQLite says what is wrong
         if sys.platform == "linux":
@@ -246,8 +246,8 @@ def readable_by_others(path: Path) -> list[Path]:
 
 
 def _header(connection: sqlite3.Connection) -> tuple[int, int, int]:
-    # The mark last: somebody may make the file between two reads, and tables without it would
-    # be another program's.
+    # The mark last: another process may make the file between two reads, and tables without it
+    # would be another program's.
     tables = connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     application = connection.execute("PRAGMA application_id").fetchone()[0]

@@ -146,6 +146,23 @@ ALTER TABLE batches ADD COLUMN deleted_end REAL;
 CREATE INDEX keys_by_made ON keys (made);
 
 -- name: schema_4
+-- An alias that divides runs between versions: a JSON object of weights by version. `version` is then
+-- the one with the largest weight.
+ALTER TABLE aliases ADD COLUMN weights TEXT;
+-- What was done to workflows and rate limits, and by whom. Rows are added and never changed; `kind`
+-- is `workflow` or `limit`, `details` is a JSON object.
+CREATE TABLE history (
+  number INTEGER PRIMARY KEY,
+  kind TEXT NOT NULL,
+  name TEXT NOT NULL,
+  time REAL NOT NULL,
+  actor TEXT NOT NULL,
+  action TEXT NOT NULL,
+  details TEXT NOT NULL
+);
+CREATE INDEX history_by_name ON history (kind, name, number);
+
+-- name: schema_5
 -- The feed: the run events of all runs, in the order of their commits. The newest row stays, so that
 -- no number is given twice; numbers have no gaps.
 CREATE TABLE feed (
@@ -162,7 +179,7 @@ CREATE TABLE feed (
 CREATE TABLE feed_name (name TEXT NOT NULL);
 INSERT INTO feed_name (name) VALUES (lower(hex(randomblob(4))));
 
--- name: schema_5
+-- name: schema_6
 -- Notifications of runs that ended, from the commit of the end until a receiver has accepted them.
 -- `content` is a JSON object with the fields of `Notification`.
 CREATE TABLE outbox (
@@ -250,6 +267,21 @@ SELECT MAX(id) FROM journal WHERE id BETWEEN ? AND ? AND seq <= ?;
 
 -- name: is_finished
 SELECT number, finished_at IS NOT NULL FROM runs WHERE run_id = ?;
+
+-- name: last_run
+SELECT MAX(number) FROM runs HAVING MAX(number) IS NOT NULL;
+
+-- name: run_from
+-- The first run at a number or after it, and when it was created.
+SELECT number, created_at FROM runs WHERE number >= ? ORDER BY number LIMIT 1;
+
+-- name: count_runs
+-- Off the index alone.
+SELECT COUNT(*) FROM runs INDEXED BY runs_by_status WHERE status = ? AND number >= ? AND number < ?;
+
+-- name: count_runs_of_workflow
+SELECT status, COUNT(*) FROM runs INDEXED BY runs_by_workflow
+WHERE workflow = ? AND number >= ? AND number < ? GROUP BY status;
 
 -- name: find_runs
 SELECT run_id FROM runs WHERE run_id >= ? AND run_id < ? ORDER BY run_id LIMIT 5;
@@ -519,8 +551,16 @@ DELETE FROM aliases WHERE name = ?;
 -- Runs keep their definitions; only the name lets go of them.
 DELETE FROM versions WHERE name = ?;
 
+-- name: drop_version
+DELETE FROM versions WHERE name = ? AND version = ?;
+
+-- name: has_version
+SELECT 1 FROM versions WHERE name = ? AND version = ?;
+
 -- name: active_runs
-SELECT COUNT(*) FROM runs WHERE workflow = ? AND version IS NOT NULL AND finished_at IS NULL;
+-- Of a version, or of all if none is given.
+SELECT COUNT(*) FROM runs WHERE workflow = ?1 AND finished_at IS NULL
+  AND version IS NOT NULL AND version = IFNULL(?2, version);
 
 -- name: add_version
 INSERT INTO versions (name, version, definition, created_at) VALUES (?, ?, ?, ?);
@@ -536,18 +576,28 @@ JOIN definitions d ON d.number = v.definition
 WHERE v.name = ? ORDER BY v.version;
 
 -- name: aliases
-SELECT alias, version FROM aliases WHERE name = ? ORDER BY alias;
+SELECT alias, version, weights FROM aliases WHERE name = ? ORDER BY alias;
 
 -- name: delete_alias
 DELETE FROM aliases WHERE name = ? AND alias = ?;
 
 -- name: set_alias
-INSERT OR REPLACE INTO aliases (name, alias, version) VALUES (?, ?, ?);
+INSERT OR REPLACE INTO aliases (name, alias, version, weights) VALUES (?, ?, ?, ?);
+
+-- name: add_history
+INSERT INTO history (kind, name, time, actor, action, details) VALUES (?, ?, ?, ?, ?, ?);
+
+-- name: history
+SELECT number, time, actor, action, details FROM history
+WHERE kind = ? AND name = ? AND number < ? ORDER BY number DESC LIMIT ?;
 
 -- ── limits, cache ───────────────────────────────────────────────────────────────────────
 
 -- name: limits
 SELECT tag, rate_per_second, burst FROM limits ORDER BY tag;
+
+-- name: read_limit
+SELECT rate_per_second, burst FROM limits WHERE tag = ?;
 
 -- name: set_limit
 INSERT OR REPLACE INTO limits (tag, rate_per_second, burst) VALUES (?, ?, ?);

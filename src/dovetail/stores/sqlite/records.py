@@ -11,22 +11,29 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from itertools import pairwise
 from typing import Any
 
 import orjson
 
+from dovetail.core.aliases import AliasTarget, versions_named
 from dovetail.core.audit.replay import JournalEntry
 from dovetail.core.errors import BrokenRecord, StoreError
 from dovetail.core.node_logs import StoredChunk
+from dovetail.core.states import RunStatus
 from dovetail.core.text import counted
 from dovetail.engine.limits import FASTEST, LARGEST_BURST, SLOWEST
 from dovetail.engine.ports import (
     ALL_RUNS,
     MAX_LOG_PAGE_BYTES,
+    Author,
     DoctorFinding,
+    HistoryOf,
     Key,
     Registered,
     RunQuery,
+    RunTally,
     Seen,
     WorkflowVersion,
 )
@@ -36,13 +43,17 @@ from dovetail.stores.records import (
     LATEST,
     PAGE_BYTES,
     BaseRecords,
+    WorkflowHead,
+    alias_details,
     batch_counts,
     batch_end,
     batch_page,
     batch_view,
     check_seen,
     conditions,
+    history_page,
     id_range,
+    limit_details,
     list_position,
     no_alias,
     no_batch,
@@ -50,9 +61,12 @@ from dovetail.stores.records import (
     no_version,
     no_workflow,
     page_size,
+    refuse_named,
     run_status,
     stored_chunk,
+    stored_target,
     summary_of,
+    target_of_row,
     version_item,
     workflow_item,
     workflow_view,
@@ -96,8 +110,10 @@ class SqliteRecords(BaseRecords):
     # ── registered workflows ─────────────────────────────────────────────────────────────
 
     async def register(
-        self, name: str, sha256: str, content: bytes, now: float, seen: Seen | None = None
+        self, name: str, sha256: str, content: bytes, by: Author, seen: Seen | None = None
     ) -> WorkflowVersion:
+        now = by.time
+
         def write(connection: sqlite3.Connection) -> WorkflowVersion:
             sql = statements()
             known = connection.execute(sql["read_workflow"], (name,)).fetchone()
@@ -110,18 +126,19 @@ class SqliteRecords(BaseRecords):
             check_seen(name, seen, _now_seen(connection, name))
             connection.execute(sql["save_workflow"], (name, latest + 1, now, now))
             connection.execute(sql["add_version"], (name, latest + 1, number, now))
+            details = {"version": latest + 1, "sha256": sha256}
+            _remember(connection, "workflow", name, by, "register", details)
             return WorkflowVersion(name, latest + 1, created=True)
 
         made: WorkflowVersion = await self._store.transact(write)
         return made
 
-    async def registered(self, name: str, version: int | str | None = None) -> Registered:
-        number = await self.version_of(name, version)
-        row = self._one("read_version", name, number)
-        if row is not None and not _is_version(row):
-            raise self._damaged(f"version {number} of workflow '{name}'", "register it again")
+    async def _read_version(self, name: str, version: int) -> Registered | None:
+        row = self._one("read_version", name, version)
         if row is None:
-            raise no_version(name, version, await self.versions(name))
+            return None
+        if not _is_version(row):
+            raise self._damaged(f"version {version} of workflow '{name}'", "register it again")
         return Registered(name, row[0], row[1], row[3], row[2])
 
     async def _latest(self, name: str) -> int:
@@ -138,7 +155,12 @@ class SqliteRecords(BaseRecords):
             f"file from a copy, or {fix}"
         )
 
-    async def _aliases(self, name: str, latest: int) -> dict[str, int]:
+    async def _head(self, name: str, version: int | None = None) -> WorkflowHead:
+        latest = await self._latest(name)
+        has_version = version is not None and self._one("has_version", name, version) is not None
+        return WorkflowHead(latest, self._aliases(name, latest), has_version)
+
+    def _aliases(self, name: str, latest: int) -> dict[str, AliasTarget]:
         return {**_aliases(self._store.rows("aliases", name)), LATEST: latest}
 
     async def workflow(self, name: str, version: int | str | None = None) -> dict[str, Any]:
@@ -148,14 +170,13 @@ class SqliteRecords(BaseRecords):
         except orjson.JSONDecodeError:
             what = f"version {found.version} of workflow '{name}'"
             raise self._damaged(what, "register it again") from None
-        aliases = await self._aliases(name, await self._latest(name))
-        return workflow_view(found, aliases, definition)
+        return workflow_view(found, (await self._head(name)).aliases, definition)
 
     async def workflows(self, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
         limit = page_size(limit)
         rows = self._store.rows("workflows", cursor or "", limit + 1)
         items = [
-            workflow_item(name, latest, await self._aliases(name, latest), created_at, updated_at)
+            workflow_item(name, latest, self._aliases(name, latest), created_at, updated_at)
             for name, latest, created_at, updated_at in rows[:limit]
             if isinstance(name, str) and isinstance(latest, int)  # else the doctor reports it
         ]
@@ -165,12 +186,15 @@ class SqliteRecords(BaseRecords):
         await self._latest(name)
         return {"items": [version_item(*row) for row in self._store.rows("versions", name)]}
 
-    async def _delete_workflow(self, name: str, seen: Seen | None) -> int:
+    async def _delete_workflow(self, name: str, by: Author, seen: Seen | None) -> int:
         def write(connection: sqlite3.Connection) -> int:
             sql = statements()
-            check_seen(name, seen, _now_seen(connection, name))
-            active = int(connection.execute(sql["active_runs"], (name,)).fetchone()[0])
-            if not active:
+            now = _now_seen(connection, name)
+            check_seen(name, seen, now)
+            active = int(connection.execute(sql["active_runs"], (name, None)).fetchone()[0])
+            if now and not active:
+                details = {"versions": _versions(connection, name), "aliases": now}
+                _remember(connection, "workflow", name, by, "delete", details)
                 connection.execute(sql["delete_workflow"], (name,))
                 connection.execute(sql["drop_versions"], (name,))
                 connection.execute(sql["drop_aliases"], (name,))
@@ -179,24 +203,65 @@ class SqliteRecords(BaseRecords):
         active: int = await self._store.transact(write)
         return active
 
-    async def _set_alias(self, name: str, alias: str, version: int, seen: Seen | None) -> None:
-        def write(connection: sqlite3.Connection) -> None:
+    async def _delete_version(self, name: str, version: int, by: Author, seen: Seen | None) -> int:
+        def write(connection: sqlite3.Connection) -> int:
+            sql = statements()
+            there = _versions(connection, name)
+            if version not in there:
+                raise no_version(name, version, there)
             now = _now_seen(connection, name)
-            if now.get(alias) != version:
+            check_seen(name, seen, now)
+            refuse_named(name, version, now)
+            active = int(connection.execute(sql["active_runs"], (name, version)).fetchone()[0])
+            if not active:
+                connection.execute(sql["drop_version"], (name, version))
+                _remember(connection, "workflow", name, by, "delete", {"version": version})
+            return active
+
+        active: int = await self._store.transact(write)
+        return active
+
+    async def _set_alias(
+        self, name: str, alias: str, target: AliasTarget, by: Author, seen: Seen | None
+    ) -> int | None:
+        def write(connection: sqlite3.Connection) -> int | None:
+            there = _versions(connection, name)
+            for version in versions_named(target):
+                if version not in there:
+                    return version
+            now = _now_seen(connection, name)
+            before = now.get(alias)
+            if before != target:
                 check_seen(name, seen, now)
-                connection.execute(statements()["set_alias"], (name, alias, version))
+                row = (name, alias, *stored_target(target))
+                connection.execute(statements()["set_alias"], row)
+                details = alias_details(alias, target, before)
+                _remember(connection, "workflow", name, by, "alias", details)
+            return None
 
-        await self._store.transact(write)
+        missing: int | None = await self._store.transact(write)
+        return missing
 
-    async def _delete_alias(self, name: str, alias: str, latest: int, seen: Seen | None) -> None:
+    async def _delete_alias(self, name: str, alias: str, by: Author, seen: Seen | None) -> None:
         def write(connection: sqlite3.Connection) -> None:
             now = _now_seen(connection, name)
             if alias not in now:
                 raise no_alias(name, alias, now)
             check_seen(name, seen, now)
             connection.execute(statements()["delete_alias"], (name, alias))
+            details = {"alias": alias, "from": now[alias]}
+            _remember(connection, "workflow", name, by, "delete", details)
 
         await self._store.transact(write)
+
+    async def _was_registered(self, name: str) -> bool:
+        return self._one("read_workflow", name) is not None
+
+    async def _history(
+        self, of: HistoryOf, name: str, limit: int, cursor: str | None
+    ) -> dict[str, Any]:
+        before = list_position(cursor, _LAST_NUMBER)
+        return history_page(self._store.rows("history", of, name, before, limit + 1), limit)
 
     # ── runs ─────────────────────────────────────────────────────────────────────────────
 
@@ -214,6 +279,34 @@ class SqliteRecords(BaseRecords):
         more = len(rows) > limit or (stop is not None and _weight(rows) > PAGE_BYTES)
         last = str(items[-1][0]) if more else None
         return {"items": [summary_of(row) for row in items], "next_cursor": last}
+
+    async def count_runs(self, workflow: str | None, edges: Sequence[float]) -> RunTally:
+        # There is no index by time: runs are numbered in the order of their creation.
+        numbers = [self._first_since(edge) for edge in edges]
+        created = [self._statuses(workflow, *between) for between in pairwise(numbers)]
+        return RunTally(self._statuses(workflow, 0, _LAST_NUMBER), created)
+
+    def _first_since(self, time: float) -> int:
+        """The number from which on runs were created at this time or later."""
+        low, high = 0, (self._one("last_run") or (0,))[0] + 1
+        while low < high:
+            middle = (low + high) // 2
+            found = self._one("run_from", middle)
+            if found is None or found[1] >= time:
+                high = middle
+            else:
+                low = found[0] + 1
+        return low
+
+    def _statuses(self, workflow: str | None, first: int, end: int) -> dict[str, int]:
+        """How many runs with these numbers are in each status."""
+        if workflow is not None:
+            return dict(self._store.rows("count_runs_of_workflow", workflow, first, end))
+        counted = {
+            status.value: self._store.rows("count_runs", status.value, first, end)[0][0]
+            for status in RunStatus
+        }
+        return {status: runs for status, runs in counted.items() if runs}
 
     async def summary(self, run_id: str, most: int | None = None) -> dict[str, Any]:
         row = self._one("summary", run_id, most)
@@ -347,10 +440,17 @@ class SqliteRecords(BaseRecords):
                 )
         return found
 
-    async def set_limit(self, tag: str, rate: float, burst: int) -> None:
-        await self._store.transact(
-            lambda c: c.execute(statements()["set_limit"], (tag, rate, burst))
-        )
+    async def set_limit(self, tag: str, rate: float, burst: int, by: Author) -> None:
+        def write(connection: sqlite3.Connection) -> None:
+            sql = statements()
+            row = connection.execute(sql["read_limit"], (tag,)).fetchone()
+            before = row if row is not None and _is_limit(tag, *row) else None
+            if before != (rate, burst):
+                connection.execute(sql["set_limit"], (tag, rate, burst))
+                details = limit_details(rate, burst, before)
+                _remember(connection, "limit", tag, by, "limit", details)
+
+        await self._store.transact(write)
 
     def _schema_findings(self) -> Iterable[DoctorFinding]:
         """Tables and indexes that are missing."""
@@ -492,7 +592,23 @@ def _touch(connection: sqlite3.Connection) -> None:
     connection.execute("UPDATE owners SET pid = pid WHERE owner = ''")
 
 
-def _now_seen(connection: sqlite3.Connection, name: str) -> dict[str, int]:
+def _remember(
+    connection: sqlite3.Connection,
+    of: HistoryOf,
+    name: str,
+    by: Author,
+    action: str,
+    details: dict[str, Any],
+) -> None:
+    row = (of, name, by.time, by.actor, action, orjson.dumps(details).decode())
+    connection.execute(statements()["add_history"], row)
+
+
+def _versions(connection: sqlite3.Connection, name: str) -> list[int]:
+    return [row[0] for row in connection.execute(statements()["versions"], (name,))]
+
+
+def _now_seen(connection: sqlite3.Connection, name: str) -> dict[str, AliasTarget]:
     """Its aliases in this transaction, `latest` among them; none if it is not registered."""
     known = connection.execute(statements()["read_workflow"], (name,)).fetchone()
     if known is None or known[4]:
@@ -500,9 +616,14 @@ def _now_seen(connection: sqlite3.Connection, name: str) -> dict[str, int]:
     return {**_aliases(connection.execute(statements()["aliases"], (name,))), LATEST: known[1]}
 
 
-def _aliases(rows: Iterable[tuple[Any, Any]]) -> dict[str, int]:
+def _aliases(rows: Iterable[tuple[Any, Any, Any]]) -> dict[str, AliasTarget]:
     """Without unreadable ones: setting them again repairs them."""
-    return {name: to for name, to in rows if isinstance(name, str) and isinstance(to, int)}
+    found: dict[str, AliasTarget] = {}
+    for name, version, weights in rows:
+        with suppress(TypeError, ValueError):
+            if isinstance(name, str):
+                found[name] = target_of_row(version, weights)
+    return found
 
 
 def _is_version(row: Sequence[Any]) -> bool:

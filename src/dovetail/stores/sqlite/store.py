@@ -1219,7 +1219,7 @@ class InstrumentedSqliteStore(SqliteStore):
     async def create(self, submit: Submit, now: float) -> Decision:
         self._note_caller([submit])
         decision = await super().create(submit, now)
-        self._pass_on(submit.run_id, submit.graph, decision.events, ended=decision.ended)
+        self._pass_on(submit.run_id, submit.graph, submit.version, decision)
         return decision
 
     async def create_batch(
@@ -1228,7 +1228,7 @@ class InstrumentedSqliteStore(SqliteStore):
         self._note_caller(submits)
         decisions = await super().create_batch(batch_id, submits, key, now)
         for submit, made in zip(submits, decisions, strict=True):
-            self._pass_on(submit.run_id, submit.graph, made.events, ended=made.ended)
+            self._pass_on(submit.run_id, submit.graph, submit.version, made)
         return decisions
 
     def caller_of(self, run_id: str) -> str | None:
@@ -1244,15 +1244,15 @@ class InstrumentedSqliteStore(SqliteStore):
 
     def _written(self, run: RunState, staged: Sequence[Staged]) -> None:
         for one in staged:
-            decision = one.decision
-            self._pass_on(run.id, run.graph, decision.events, ended=decision.ended)
-            status = end_in(decision.events)
+            self._pass_on(run.id, run.graph, run.version, one.decision)
+            status = end_in(one.decision.events)
             if status is not None:
                 self._end(run, status)
 
-    def _pass_on(self, run_id: str, graph: Graph, events: Sequence[Event], *, ended: bool) -> None:
+    def _pass_on(self, run_id: str, graph: Graph, version: int | None, decision: Decision) -> None:
+        events = decision.events
         if events:
-            self._listener.on_events(run_id, graph, events)
+            self._listener.on_events(run_id, graph, events, version)
         for _, at, kind, _, node, _, _ in events:
             if node is None:
                 continue
@@ -1265,7 +1265,7 @@ class InstrumentedSqliteStore(SqliteStore):
                 if began is not None and kind in MEASURED:
                     handler = graph.nodes[graph.index[node]].handler
                     self._listener.on_duration(handler, at - began)
-        if ended and self._listener.whole_logs:
+        if decision.ended and self._listener.whole_logs:
             log = self._log(run_id)
             self._listener.on_run_finished(run_id, graph, log, self._callers.get(run_id))
 

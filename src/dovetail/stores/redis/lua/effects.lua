@@ -308,8 +308,8 @@ local function children_in_graph(i)
   return children
 end
 
--- A node is COMPLETED, or its failure is allowed: count it off at its children. Returns those that
--- are ready, and whether one of them has a condition.
+-- A node is COMPLETED, or its failure is allowed: count it off at its children. Returns the
+-- ready children, and whether one of them has a condition.
 local function feed_children(children)
   local ready, conditional = {}, false
   for _, child in ipairs(children) do

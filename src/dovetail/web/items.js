@@ -1,0 +1,84 @@
+// The items of a `for_each` node: counts, and a table that is read page by page, failed ones first.
+import { html, useEffect, useState } from "./html.js";
+import { get, path, withQuery } from "./api.js";
+import { link, setQuery } from "./route.js";
+import { Elapsed, Empty, Json, Loading, STATES, State, Trouble } from "./ui.js";
+
+const FIRST = ["failed", "running", "pending", "cancelled", "completed"];
+
+export function itemsWords(items) {
+  const failed = items.failed ? `, ${items.failed.toLocaleString()} failed` : "";
+  return `${items.completed.toLocaleString()} of ${items.total.toLocaleString()} items${failed}`;
+}
+
+// A page of the items in this state, or of all: then the failed ones come first.
+function useItems(runId, node, status) {
+  const [state, setState] = useState({ items: null, cursor: null, error: null });
+  const where = path("runs", runId, "nodes", node.id, "items");
+  const counts = JSON.stringify(node.items);
+  const read = (cursor, signal) => get(withQuery(where, { status, cursor }), signal);
+  useEffect(() => {
+    const leaving = new AbortController();
+    // The counts change with each item: read again, but not for each.
+    const timer = setTimeout(async () => {
+      try {
+        const failed = status || !node.items.failed ? { items: [] } : await get(withQuery(where, { status: "FAILED" }), leaving.signal);
+        const page = await read(null, leaving.signal);
+        const first = new Set(failed.items.map((one) => one.index));
+        setState({ items: [...failed.items, ...page.items.filter((one) => !first.has(one.index))], cursor: page.next_cursor, error: null });
+      } catch (error) {
+        if (!leaving.signal.aborted) setState((now) => ({ ...now, error }));
+      }
+    }, state.items ? 500 : 0);
+    return () => {
+      clearTimeout(timer);
+      leaving.abort();
+    };
+  }, [where, status, counts]);
+  const more = async () => {
+    try {
+      const page = await read(state.cursor);
+      setState((now) => {
+        const known = new Set(now.items.map((one) => one.index));
+        return { items: [...now.items, ...page.items.filter((one) => !known.has(one.index))], cursor: page.next_cursor, error: null };
+      });
+    } catch (error) {
+      setState((now) => ({ ...now, error }));
+    }
+  };
+  return { ...state, more };
+}
+
+function Item({ runId, node, item }) {
+  const [open, setOpen] = useState(false);
+  const words = item.error?.message ?? item.reason?.replaceAll("_", " ") ?? "";
+  return html`<li class="item">
+    <button class="quiet" aria-expanded=${open} onClick=${() => setOpen(!open)}>${node.id}[${item.index}]</button>
+    <${State} of=${item.status} />
+    <span class="count">${item.attempt > 1 ? `attempt ${item.attempt} ` : ""}<${Elapsed} from=${item.started_at} to=${item.finished_at} /></span>
+    <a href=${link(["runs", runId, "logs"], { node: node.id, item: item.index })}>Log</a>
+    ${words && html`<span class="item-error">${words}</span>`}
+    ${open && html`<div class="item-detail">
+      ${item.error && html`<p><strong>${item.error.type}</strong>: ${item.error.message}</p>`}
+      ${item.worker && html`<p>on <code>${item.worker}</code></p>`}
+      <${Json} title="Output" value=${item.output} file=${`${node.id}-${item.index}.json`} /></div>`}
+  </li>`;
+}
+
+export function Items({ runId, node, query, failedOnly }) {
+  const status = failedOnly ? "FAILED" : query.items || "";
+  const { items, cursor, error, more } = useItems(runId, node, status);
+  const shown = FIRST.filter((name) => node.items[name] > 0);
+  return html`<section class="items"><header><h3>${failedOnly ? "Failed items" : "Items"}</h3><span class="count">${itemsWords(node.items)}</span></header>
+    ${!failedOnly && html`<div class="chips" role="group" aria-label="State of the items">
+      <button class="chip" aria-pressed=${!status} onClick=${() => setQuery({ items: "" })}>all ${node.items.total.toLocaleString()}</button>
+      ${shown.map((name) => html`<button class="chip" aria-pressed=${status === name.toUpperCase()} onClick=${() => setQuery({ items: name.toUpperCase() })}>
+        <span class="icon state-${name}" aria-hidden="true">${STATES[name.toUpperCase()][0]}</span>${name} ${node.items[name].toLocaleString()}</button>`)}
+    </div>`}
+    <${Trouble} error=${error} />
+    ${items === null && !error && html`<${Loading} />`}
+    ${items?.length === 0 && html`<${Empty}>${node.items.total === 0 ? "The list has no items." : "No item is in this state."}<//>`}
+    ${items?.length > 0 && html`<ul class="plain">${items.map((item) => html`<${Item} key=${item.index} runId=${runId} node=${node} item=${item} />`)}</ul>`}
+    ${cursor && html`<p class="more"><button onClick=${more}>More items</button></p>`}
+  </section>`;
+}
