@@ -143,6 +143,9 @@ class RedisFeed:
         for event in events:
             entry += (event.seq, event.type, repr(event.time))
             entry.append(orjson.dumps([event.time, event.epoch, event.data]))
+            if not webhooks:
+                entry.append(0)
+                continue
             found = notifications(run.id, run.graph.name, run.version, [event], webhooks)
             entry.append(len(found))
             for one in found:
