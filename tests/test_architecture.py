@@ -33,8 +33,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "postgres_url": {"core"},
     "stores": {"core", "engine", "config", "redis_client", "postgres_url"},
     "transports": {"core", "engine", "config", "redis_client"},
-    # Only wiring names concrete stores and transports.
-    "wiring": {*INSIDE, "redis_client", "stores", "transports"},
+    "sinks": {"core", "engine", "redis_client"},
+    # Only wiring names concrete stores, transports and sinks.
+    "wiring": {*INSIDE, "redis_client", "stores", "transports", "sinks"},
     # The client only for the class of events that both give out.
     "executor": {*INSIDE, "wiring", "client"},
     "client": {*INSIDE, "redis_client", "wiring"},

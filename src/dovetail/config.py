@@ -16,7 +16,7 @@ from difflib import get_close_matches
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_interface, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qsl, unquote, urlencode
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -166,6 +166,54 @@ def _is_address(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _sink(value: object) -> object:
+    if isinstance(value, str):
+        read_sink(value)
+    return value
+
+
+class EventsTarget(NamedTuple):
+    """Where events are exported to."""
+
+    kind: Literal["file", "redis", "kafka"]
+    address: str
+    """A path, the URL of a Redis, or the addresses of brokers."""
+    name: str = ""
+    """A stream or a topic."""
+    max_length: int | None = None
+
+
+DEFAULT_STREAM = "dovetail:events"
+
+
+def read_sink(url: str) -> EventsTarget:
+    """Raises `ValueError` for what is no such URL, without showing it."""
+    scheme, _, rest = url.partition("://")
+    if scheme == "file":
+        if not rest.startswith("/") or rest.endswith("/"):
+            raise ValueError("must be an absolute path, as in file:///var/log/dovetail.jsonl")
+        return EventsTarget("file", unquote(rest))
+    if scheme in ("redis+stream", "rediss+stream"):
+        address, _, query = rest.partition("?")
+        options = dict(parse_qsl(query))
+        stream, most = options.pop("stream", DEFAULT_STREAM), options.pop("maxlen", None)
+        if most is not None and not (most.isascii() and most.isdigit() and int(most)):
+            raise ValueError("maxlen must be a whole number, at least 1")
+        more = f"?{urlencode(options)}" if options else ""
+        redis_url = f"{scheme.removesuffix('+stream')}://{address}{more}"
+        try:
+            read_redis_url(redis_url)
+        except WrongUrl as problem:
+            raise ValueError(str(problem)) from None
+        return EventsTarget("redis", redis_url, stream, None if most is None else int(most))
+    if scheme == "kafka":
+        brokers, _, topic = rest.partition("/")
+        if not brokers or not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", topic):
+            raise ValueError("must be as in kafka://host:9092,other:9092/topic")
+        return EventsTarget("kafka", brokers, topic)
+    raise ValueError("must begin with file://, redis+stream://, rediss+stream:// or kafka://")
 
 
 def _webhooks(value: object) -> object:
@@ -331,6 +379,11 @@ class Settings(BaseModel):
         "definition has",
     )
 
+    events: Annotated[str, BeforeValidator(_sink)] | None = _secret(
+        description="where every event is exported to: `file:///path.jsonl`, "
+        "`redis+stream://host:6379/0?stream=NAME` or `kafka://host:9092/topic`; unset: nowhere"
+    )
+
     # handlers
     handlers: Names = Field((), description="files and modules to load handlers from")
     llm_base_url: HttpUrl | None = _secret(
@@ -476,7 +529,7 @@ class Settings(BaseModel):
         return known
 
 
-_URLS = ("redis_url", "database_url", "broker_url", "llm_base_url", "server")
+_URLS = ("events", "redis_url", "database_url", "broker_url", "llm_base_url", "server")
 MIN_PASSWORD_CHARS = 12
 """A shorter password may be a word that outputs contain, such as `postgres`."""
 

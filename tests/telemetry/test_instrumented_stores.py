@@ -44,6 +44,8 @@ class RecordingListener:
 
     def on_notification(self, outcome: str, seconds: float) -> None: ...
 
+    def on_exported(self, outcome: str, many: int, seconds: float) -> None: ...
+
     def caller(self) -> str | None:
         return None
 

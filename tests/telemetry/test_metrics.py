@@ -29,6 +29,8 @@ CONTRACT = {
     "dovetail_workers_alive": set(),
     "dovetail_webhooks_total": {"outcome"},
     "dovetail_webhook_delay_seconds": set(),
+    "dovetail_exported_events_total": {"outcome"},
+    "dovetail_export_delay_seconds": set(),
     "dovetail_http_requests_total": {"route", "status"},
     "dovetail_http_request_duration_seconds": {"route"},
 }

@@ -68,6 +68,18 @@ METRICS = (
         (),
         "From the end of a run to the delivery of its notification",
     ),
+    Metric(
+        "dovetail_exported_events_total",
+        "counter",
+        ("outcome",),
+        "Events that were written to the sink, and that could not be written (failed)",
+    ),
+    Metric(
+        "dovetail_export_delay_seconds",
+        "histogram",
+        (),
+        "How old the first event of each write to the sink was",
+    ),
     Metric("dovetail_http_requests_total", "counter", ("route", "status"), "Requests answered"),
     Metric(
         "dovetail_http_request_duration_seconds",

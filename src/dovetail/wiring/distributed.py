@@ -69,6 +69,7 @@ from dovetail.stores.redis.doctor import (
     watch_eviction,
     watch_restarts,
 )
+from dovetail.stores.redis.event_source import RedisEventSource
 from dovetail.stores.redis.feed import FeedListener, RedisFeed, trim_feed
 from dovetail.stores.redis.limits import RedisLimits
 from dovetail.stores.redis.logs import LogAppender
@@ -118,6 +119,7 @@ from dovetail.wiring.embedded import (
     log_rules,
     user_name,
 )
+from dovetail.wiring.event_export import event_exporter
 from dovetail.wiring.webhooks import webhook_sender
 
 log = logging.getLogger("dovetail.orchestrator")
@@ -391,6 +393,10 @@ async def orchestrate(
         outbox = RedisOutbox(parts.pipe, parts.feed.has_notifications, letters.add)
         webhooks = webhook_sender(settings, outbox, records.summary, parts.clock, listener)
         duties.append(("webhooks", webhooks.run))
+        source = RedisEventSource(parts.pipe, parts.store, parts.feed, me)
+        exporter = event_exporter(settings, source, parts.clock, listener)
+        if exporter is not None:
+            duties.append(("events", exporter.run))
         consumer = ResultConsumer(
             reader,
             parts.orchestrator.apply_results,

@@ -40,11 +40,13 @@ from dovetail.handlers.log_capture import LogRules, capturing
 from dovetail.handlers.registry import Registry
 from dovetail.stores.memory import MemoryStore
 from dovetail.stores.records import stored_definition
+from dovetail.stores.sqlite.event_source import SqliteEventSource
 from dovetail.stores.sqlite.limits import BucketFile
 from dovetail.stores.sqlite.outbox import SqliteOutbox
 from dovetail.stores.sqlite.records import SqliteRecords
 from dovetail.stores.sqlite.store import InstrumentedSqliteStore, SqliteObserver, SqliteStore
 from dovetail.transports.local import LocalTransport, NoTransport
+from dovetail.wiring.event_export import event_exporter
 from dovetail.wiring.webhooks import webhook_sender
 
 DAY_SECONDS = 86400.0
@@ -215,12 +217,17 @@ async def embedded(
             asyncio.create_task(_retain(store, settings.retention_days, clock)),
             asyncio.create_task(supervise("webhooks", sender.run)),
         ]
+        exporter = event_exporter(settings, SqliteEventSource(store), clock, listener)
+        if exporter is not None:
+            duties.append(asyncio.create_task(supervise("events", exporter.run)))
         try:
             with capturing(log_rules(settings)):
                 async with engine:
                     yield commands
                     await engine.worker.drain(settings.drain_seconds)
                     await sender.drain(min(settings.drain_seconds, LAST_SEND_SECONDS))
+                    if exporter is not None:
+                        await exporter.drain(min(settings.drain_seconds, LAST_SEND_SECONDS))
         finally:
             for duty in duties:
                 duty.cancel()

@@ -183,17 +183,25 @@ class RedisFeed:
         check_position(given, dropped, newest)
         return given
 
+    async def page(self, after: FeedPosition) -> list[FeedEntry]:
+        """The next events that are there by now. Raises `Expired`."""
+        number = "{}-{}".format(*after.number)
+        found, facts = await self._redis.call_many(
+            [("XRANGE", FEED, f"({number}", "+", "COUNT", PAGE_SIZE), ("GET", _KEYS[2])]
+        )
+        dropped = _dropped(facts or b"00000000 0-0")
+        check_position(after, dropped, FeedPosition(dropped.feed, after.number))
+        return [
+            _event(FeedPosition(after.feed, _number(entry_id)), fields)
+            for entry_id, fields in found
+        ]
+
     async def follow_feed(self, after: FeedPosition) -> AsyncGenerator[FeedEntry]:
         while True:
-            number = "{}-{}".format(*after.number)
-            page, facts = await self._redis.call_many(
-                [("XRANGE", FEED, f"({number}", "+", "COUNT", PAGE_SIZE), ("GET", _KEYS[2])]
-            )
-            dropped = _dropped(facts or b"00000000 0-0")
-            check_position(after, dropped, FeedPosition(dropped.feed, after.number))
-            for entry_id, fields in page:
-                after = FeedPosition(after.feed, _number(entry_id))
-                yield _event(after, fields)
+            page = await self.page(after)
+            for entry in page:
+                after = entry.position
+                yield entry
             if len(page) < PAGE_SIZE:
                 await self._news()
                 await asyncio.sleep(GATHER_SECONDS)

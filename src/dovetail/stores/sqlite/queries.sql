@@ -193,6 +193,22 @@ CREATE TABLE dead_letters (
   number INTEGER PRIMARY KEY,
   content BLOB NOT NULL
 );
+-- How many pieces of a run's log are exported.
+CREATE TABLE exported (
+  run INTEGER PRIMARY KEY,
+  pieces INTEGER NOT NULL
+);
+CREATE TRIGGER exported_of_deleted_runs AFTER DELETE ON runs BEGIN
+  DELETE FROM exported WHERE run = OLD.number;
+END;
+-- The process that exports events, and up to which event of the feed the runs are exported.
+CREATE TABLE export (
+  id INTEGER PRIMARY KEY,
+  owner TEXT,
+  until REAL NOT NULL DEFAULT 0,
+  position INTEGER
+);
+INSERT INTO export (id) VALUES (1);
 
 -- ── runs and their log ──────────────────────────────────────────────────────────────────
 
@@ -397,6 +413,35 @@ DELETE FROM dead_letters WHERE number <= (SELECT MAX(number) FROM dead_letters) 
 
 -- name: dead_letters
 SELECT content FROM dead_letters ORDER BY number DESC LIMIT ?;
+
+-- ── events are exported ─────────────────────────────────────────────────────────────────
+
+-- name: lead_export
+-- Nothing, if another process exports.
+UPDATE export SET owner = ?1, until = ?2 WHERE owner IS NULL OR owner = ?1 OR until < ?3;
+
+-- name: leave_export
+UPDATE export SET owner = NULL WHERE owner = ?;
+
+-- name: export_position
+SELECT position, IFNULL((SELECT MAX(number) FROM feed), 0) FROM export;
+
+-- name: set_export_position
+UPDATE export SET position = ?;
+
+-- name: unexported_runs
+-- Unfinished runs with a piece that is not exported, and runs of these events of the feed.
+SELECT run_id FROM runs LEFT JOIN exported ON run = number
+WHERE finished_at IS NULL
+  AND EXISTS (SELECT 1 FROM journal WHERE id = number * 16777216 + IFNULL(pieces, 0))
+UNION SELECT run_id FROM feed WHERE number > ?1 AND number <= ?2;
+
+-- name: exported_pieces
+SELECT number, workflow, IFNULL((SELECT pieces FROM exported WHERE run = number), 0)
+FROM runs WHERE run_id = ?;
+
+-- name: set_exported
+INSERT OR REPLACE INTO exported (run, pieces) SELECT number, ?2 FROM runs WHERE run_id = ?1;
 
 -- ── runs are deleted ────────────────────────────────────────────────────────────────────
 
