@@ -80,7 +80,7 @@ class Checkout:
             (self.root / "requirements" / f"{name}.txt").write_text(text)
         self.add_tool("uv", UV)
         servers = ("redis-server", "postgres", "initdb", "rabbitmq-server", "pgbouncer")
-        for server in (*servers, "chromium"):
+        for server in (*servers, "promtool", "chromium"):
             self.add_tool(server, "#!/bin/sh\n")
 
     def add_tool(self, name: str, text: str) -> None:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         StoreError,
     )
     from dovetail.core.retry import RetryPolicy
+    from dovetail.dag_metrics import step_metrics
     from dovetail.executor import (
         StepResult,
         TokenBucketRateLimiter,
@@ -79,6 +80,7 @@ _HOMES = {
     "WorkflowVersion": "dovetail.client.answers",
     "ask_llm": "dovetail.handlers.llm",
     "handler": "dovetail.handlers.registry",
+    "step_metrics": "dovetail.dag_metrics",
 }
 
 __all__ = [
@@ -113,6 +115,7 @@ __all__ = [
     "__version__",
     "ask_llm",
     "handler",
+    "step_metrics",
 ]
 
 

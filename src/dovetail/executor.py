@@ -369,6 +369,7 @@ class WorkflowExecutor:
         except asyncio.CancelledError:
             call_on_end(dag.on_end, RunStatus.CANCELLED)  # an await would be cancelled too
             raise
+        report_ended(run)
         if dag.on_end is not None:
             await asyncio.to_thread(call_on_end, dag.on_end, run.status)
         return WorkflowResult(run)
@@ -419,6 +420,23 @@ def call_on_end(on_end: Callable[[RunStatus], object] | None, status: RunStatus)
         on_end(status)
     except Exception:
         log.exception("on_end failed")
+
+
+_ended_run_listeners: list[Callable[[RunState], object]] = []
+
+
+def hear_ended_runs(listener: Callable[[RunState], object]) -> None:
+    """From now on it is called with each run that ends in this process, of any executor."""
+    _ended_run_listeners.append(listener)
+
+
+def report_ended(run: RunState) -> None:
+    """An error of a listener does not affect the run."""
+    for listener in _ended_run_listeners:
+        try:
+            listener(run)
+        except Exception:
+            log.exception("a listener failed")
 
 
 def _reporter(on_event: Callable[[Event], object]) -> Callable[[core_events.Event], None]:

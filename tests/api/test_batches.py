@@ -216,3 +216,29 @@ def test_an_embedded_server_is_its_own_worker(api: Api, server: Server) -> None:
     }
     assert api.get("/dead-letters") == {"items": []}
     assert api.get("//health/workers") == {"alive": 1, "dead": 0}
+
+
+def test_queues_show_what_waits_what_is_parked_and_what_runs(api: Api, name: str) -> None:
+    tag = f"tag-{name}"
+    assert api("PUT", f"/rate-limits/{tag}", json={"rate_per_second": 0.001}).status_code == 200
+    limited = [{"id": n, "handler": "input", "resource_tag": tag} for n in ("one", "two", "three")]
+    waits = {"id": "wait", "handler": "until", "config": {"file": f"{name}.go"}}
+    definition = {"name": name, "nodes": [*limited, waits]}
+    run_id = api.post("/runs", {"definition": definition})["run_id"]
+
+    wanted = run_id, "wait"
+
+    def seen() -> tuple[dict[str, Any], dict[str, Any]] | None:
+        found = api.get("/queues")
+        running = [one for one in found["running"] if (one["run_id"], one["node"]) == wanted]
+        parked = [one for one in found["parked"] if one["tag"] == tag]
+        whole = running and parked and parked[0]["nodes"] == 2
+        return (running[0], parked[0]) if whole else None
+
+    running, parked = wait_for(seen, "one node runs, two are parked")
+    assert (running["workflow"], running["node"], running["handler"]) == (name, "wait", "until")
+    assert (running["attempt"], parked["rate_per_second"], parked["burst"]) == (1, 0.001, 1)
+    queue = {one["handler"]: one for one in api.get("/queues")["items"]}
+    assert queue["until"]["waiting"] == 0
+    assert queue["until"]["workers"] == 1
+    api.post(f"/runs/{run_id}/cancel")

@@ -41,6 +41,12 @@ class NoWorkers:
     async def dead_letters(self) -> list[dict[str, Any]]:
         return []
 
+    async def drop_dead_letter(self, letter_id: str) -> bool:
+        return False
+
+    async def waiting(self, running: Any) -> dict[str, int]:
+        return {}
+
     async def backlog(self) -> int:
         return 0
 

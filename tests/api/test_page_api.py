@@ -113,3 +113,84 @@ def test_runs_are_found_by_the_time_of_their_creation(api: Api, name: str) -> No
         refused = api("GET", f"/runs?created_after={wrong}")
         assert refused.status_code == 422, refused.text
         assert refused.json()["errors"][0]["path"] == "created_after"
+
+
+def test_a_list_of_workflows_has_the_last_runs_of_each_if_it_is_asked_for_them(
+    api: Api, name: str
+) -> None:
+    api.register(flow(name, node("a")))
+    api.register(flow(f"{name}-idle", node("a")))
+    made = []
+    for _ in range(3):
+        made.append(api.post(f"/workflows/{name}/runs")["run_id"])
+        api.finished(made[-1])
+    api.register(flow(name, node("a", "fail", config={})))
+    made.append(api.post(f"/workflows/{name}/runs")["run_id"])
+    api.finished(made[-1])
+
+    def listed(query: str) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        cursor = ""
+        while cursor is not None:
+            page = api.get(f"/workflows?limit=100{query}{cursor and '&cursor='}{cursor}")
+            assert len(page["items"]) <= 100
+            found |= {one["name"]: one for one in page["items"]}
+            cursor = page["next_cursor"]
+        return found
+
+    def runs() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = listed("&runs=2")[name]["runs"]
+        return found
+
+    wait_for(lambda: runs()[0]["status"] == "FAILED", "the list has its end")
+    assert [run["run_id"] for run in runs()] == [made[3], made[2]]
+    assert [run["version"] for run in runs()] == [2, 1]
+    assert [run["status"] for run in runs()] == ["FAILED", "COMPLETED"]
+    assert listed("&runs=2")[f"{name}-idle"]["runs"] == []
+    assert "runs" not in listed("")[name]
+    assert "runs" not in listed("&runs=0")[name]
+    for wrong in ("21", "-1", "many"):
+        assert api("GET", f"/workflows?runs={wrong}").status_code == 422
+    assert api.get("/workflows?limit=1&runs=1")["next_cursor"] is not None
+
+
+def test_a_definition_is_laid_out_while_it_is_checked(api: Api, name: str) -> None:
+    definition = flow(name, node("a"), node("b", "output", "a"))
+    found = api.post("/workflows/validate?graph=true", definition, status=200)
+    assert [one["id"] for one in found["graph"]["nodes"]] == ["a", "b"]
+    assert [(one["from"], one["to"]) for one in found["graph"]["edges"]] == [("a", "b")]
+    assert "graph" not in api.post("/workflows/validate", definition, status=200)
+    wrong = flow(name, node("b", "output", "a"))
+    found = api.post("/workflows/validate?graph=true", wrong, status=200)
+    assert not found["valid"]
+    assert found["graph"] is None
+    assert api("GET", f"/workflows/{name}").status_code == 404
+
+
+def test_the_schema_for_editors_has_the_configs_of_the_handlers(api: Api) -> None:
+    found = api.get("/schema")
+    branches = found["$defs"]["Node"]["properties"]["handler"]["anyOf"]
+    names = {one.get("const") for one in branches}
+    assert {"sleep", "until", None} <= names
+    assert "seconds" in found["$defs"]["config.sleep"]["properties"]
+    tag = api("GET", "/schema").headers["etag"]
+    assert api("GET", "/schema", headers={"if-none-match": tag}).status_code == 304
+
+
+def test_a_definition_is_given_out_as_yaml_that_registers_as_the_same_content(
+    api: Api, name: str
+) -> None:
+    big = 2**63 - 1
+    definition = flow(name, node("a", config={"text": "1e5", "lines": "one\ntwo\n", "n": big}))
+    api.register(definition)
+    reply = api("GET", f"/workflows/{name}", headers={"accept": "application/yaml"})
+    assert reply.headers["content-type"] == "application/yaml; charset=utf-8"
+    assert f"name: {name}\n" in reply.text
+    assert 'text: "1e5"' in reply.text
+    kind = {"content-type": "application/yaml"}
+    again = api("POST", "/workflows", content=reply.content, headers=kind)
+    assert again.status_code == 200
+    assert again.json() == {"name": name, "version": 1, "created": False}
+    known = {"accept": "application/yaml", "if-none-match": reply.headers["etag"]}
+    assert api("GET", f"/workflows/{name}", headers=known).status_code == 304
+    assert api("GET", f"/workflows/{name}").json()["version"] == 1

@@ -408,6 +408,17 @@ def test_runs_are_counted_by_status_and_hour(api: Api, name: str) -> None:
         assert api("GET", f"/run-counts?hours={wrong}").status_code == 422
 
 
+def test_a_run_that_goes_on_is_counted_as_running(api: Api, server: Server, name: str) -> None:
+    file = server.folder / name
+    waiting = {"id": "a", "handler": "until", "config": {"file": str(file)}}
+    api.register({"name": name, "nodes": [waiting]})
+    run_id = api.post(f"/workflows/{name}/runs")["run_id"]
+    wait_for(file.with_name(f"{name}.started").exists, "the node runs")
+    assert api.get(f"/run-counts?workflow={name}")["counts"]["RUNNING"] == 1
+    file.touch()
+    api.finished(run_id)
+
+
 def test_a_run_says_which_events_are_in_it(api: Api, name: str) -> None:
     api.register(flow(name))
     run_id = api.post(f"/workflows/{name}/runs")["run_id"]

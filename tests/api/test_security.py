@@ -238,6 +238,27 @@ def test_the_page_loads_nothing_from_other_sites_and_runs_no_script(guarded: Ser
     assert " style=" not in answer.text  # which no hash would allow
 
 
+def test_a_browser_opens_the_page_of_the_api_without_a_token_and_a_program_does_not(
+    guarded: Server,
+) -> None:
+    plain = guarded.client()
+    html = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+    answer = plain("GET", "//docs", headers=html)
+    assert answer.status_code == 200
+    policy = answer.headers["content-security-policy"]
+    assert "script-src 'self'; connect-src 'self'" in policy
+    assert "unsafe" not in policy
+    assert len(re.findall("<script", answer.text)) == 1
+    assert re.search(
+        r'<script type="module" src="/assets/[0-9a-f]{16}/docs.js"></script>', answer.text
+    )
+    for path in ("//openapi.json", "/runs", "//metrics", "//docs/", "//docs/x"):
+        assert plain("GET", path, headers=html).status_code in (401, 404), path
+    assert plain("GET", "/runs", headers=html).status_code == 401
+    assert plain("POST", "//docs", headers=html).status_code == 401
+    assert plain("GET", "//docs", headers={"accept": "*/*"}).status_code == 401
+
+
 # ── without a server ─────────────────────────────────────────────────────────────────────
 
 

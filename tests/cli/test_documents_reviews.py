@@ -251,6 +251,28 @@ def test_the_figures_are_printed_as_json(kept: Kept, command: Command) -> None:
     assert reported["p95_seconds"] == 2.0
 
 
+def test_a_check_fails_if_a_figure_misses_its_limit(kept: Kept, command: Command) -> None:
+    nothing = command("documents", "stats", "--check", *IN)
+    assert (nothing.code, "nothing has been measured here" in nothing.out) == (1, True)
+    measure(kept, 0.5)
+    fine = command("documents", "stats", "--check", *IN)
+    assert fine.code == 0
+    assert fine.out.splitlines()[-3:] == [
+        "documents an hour: 6,920, at least 5,000 wanted: met",
+        "95 % took at most: 2.0 s, at most 60.0 s wanted: met",
+        "succeeded: 99 %, at least 95 % wanted: met",
+    ]
+    for option, value, missed in (
+        ("--target", "1e6", "docs_per_hour"),
+        ("--p95", "1.5", "p95_seconds"),
+        ("--success", "99.5", "success_rate"),
+    ):
+        said = command("documents", "stats", "--check", option, value, "--json", *IN)
+        assert said.code == 1
+        checks = json.loads(said.out)["checks"]
+        assert [one["name"] for one in checks if not one["ok"]] == [missed]
+
+
 def test_figures_without_a_measurement_say_that_it_is_missing(kept: Kept, command: Command) -> None:
     said = command("documents", "stats", *IN)
     assert said.code == 0

@@ -437,6 +437,7 @@ def test_every_runs_command_accepts_a_server(group: str | None) -> None:
         if {"server", "token"} <= {option.name for option in commands[name].params}
     }
     if group is None:
-        assert on_target == {"trigger", "batch", "validate", "doctor", "handlers", "schema"}
+        found = {"trigger", "batch", "validate", "doctor", "handlers", "schema", "open"}
+        assert on_target == found
     else:
         assert on_target == set(commands)

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from dovetail import NotFound, PermanentError, RetryableError, StoreError
+from dovetail import Conflict, NotFound, PermanentError, RetryableError, StoreError
 from dovetail.documents import reviews_postgres, reviews_sqlite
 from dovetail.documents.handlers import auto_approve, create_review, save_json, save_parquet
 from dovetail.documents.metrics import settled
@@ -66,6 +66,45 @@ def in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Revie
     found = open_reviews(tmp_path / "out")
     yield found
     found.close()
+
+
+# --- what a server asks ------------------------------------------------------------------------
+
+
+def test_reviews_are_counted_by_their_status_and_counting_creates_nothing(reviews: Reviews) -> None:
+    assert reviews.counts() == {"pending": 0, "approved": 0}
+    assert not reviews.out.exists()
+    take_in(reviews)
+    take_in(reviews, "invoice-8")
+    reviews.approve("invoice-8", by="ada")
+    assert reviews.counts() == {"pending": 1, "approved": 1}
+
+
+def test_an_approval_with_corrections_is_one_change_and_refused_as_one(reviews: Reviews) -> None:
+    before = take_in(reviews)
+    with pytest.raises(ReviewError):
+        reviews.approve("invoice-7", {"currency": "euro", "total": 1.0}, by="ada")
+    assert reviews.get("invoice-7") == before
+    after = reviews.approve("invoice-7", {"total": 1.5}, by="ada")
+    assert (after.status, after.fields["total"], after.locked) == ("approved", 1.5, ("total",))
+    assert (after.approved_by, after.corrected_by) == ("ada", "ada")
+
+
+def test_a_decision_about_a_review_that_was_changed_since_it_was_seen_is_refused(
+    reviews: Reviews,
+) -> None:
+    seen = take_in(reviews).as_dict()["updated_at"]
+    reviews.correct("invoice-7", {"total": 2.0}, by="grace", seen=seen, now=time.time() + 5)
+    with pytest.raises(Conflict, match="changed since"):
+        reviews.approve("invoice-7", by="ada", seen=seen)
+    with pytest.raises(Conflict, match="changed since"):
+        reviews.correct("invoice-7", {"total": 3.0}, by="ada", seen=seen)
+    now = reviews.get("invoice-7")
+    assert now is not None
+    assert (
+        reviews.approve("invoice-7", by="ada", seen=now.as_dict()["updated_at"]).status
+        == "approved"
+    )
 
 
 # --- taking in ---------------------------------------------------------------------------------

@@ -13,7 +13,12 @@ import pytest
 from dovetail.config import RateLimit, Settings
 from dovetail.core.errors import Conflict, InvalidDefinition, InvalidParams, NotFound
 from dovetail.core.states import RunStatus
-from dovetail.engine.commands import Commands
+from dovetail.engine.commands import (
+    LAST_RUN_FIELDS,
+    MAX_LAST_RUNS,
+    MAX_WORKFLOWS_WITH_RUNS,
+    Commands,
+)
 from dovetail.engine.ports import RunQuery
 from dovetail.wiring.embedded import attached, embedded
 
@@ -370,6 +375,38 @@ class TestWorkflows:
             assert (await commands.workflows())["items"][0]["latest_version"] == 3
             with pytest.raises(InvalidDefinition):
                 await commands.register({"name": "x", "nodes": []})
+
+    async def test_a_list_has_the_last_runs_of_each_within_bounds(self, db: Path) -> None:
+        async with engine(db, add) as commands:
+            for number in range(MAX_WORKFLOWS_WITH_RUNS + 1):
+                await commands.register({**definition(ADD), "name": f"w{number:03}"})
+            made = [(await commands.trigger("w001")).run_id for _ in range(MAX_LAST_RUNS + 1)]
+            for run_id in made:
+                await ended(commands, run_id)
+            page = await commands.workflows(limit=1000, runs=1000)
+            assert len(page["items"]) == MAX_WORKFLOWS_WITH_RUNS
+            assert page["next_cursor"] is not None
+            first, second = page["items"][:2]
+            assert first["runs"] == []
+            assert [run["run_id"] for run in second["runs"]] == made[:0:-1]
+            assert set(second["runs"][0]) == set(LAST_RUN_FIELDS)
+            assert "runs" not in (await commands.workflows())["items"][0]
+
+    async def test_a_search_by_name_leaves_no_workflow_out(self, db: Path) -> None:
+        async with engine(db, add) as commands:
+            names = [f"{kind}-{number:02}" for number in range(30) for kind in ("Ship", "pack")]
+            for name in names:
+                await commands.register({**definition(ADD), "name": name})
+            found, cursor = [], None
+            while True:
+                page = await commands.workflows(q="sHIP-", limit=7, cursor=cursor)
+                assert len(page["items"]) <= 7
+                found += [one["name"] for one in page["items"]]
+                cursor = page["next_cursor"]
+                if cursor is None:
+                    break
+            assert found == sorted(name for name in names if name.startswith("Ship"))
+            assert (await commands.workflows(q="none"))["items"] == []
 
     async def test_an_alias_names_a_version(self, db: Path) -> None:
         async with engine(db, add) as commands:

@@ -18,7 +18,7 @@ import pytest
 from celery import Celery, _state, chain
 from celery.exceptions import NotRegistered
 
-from dovetail import InvalidDefinition, NotFound, StoreError, WorkflowDAG, WorkflowResult
+from dovetail import InvalidDefinition, NotFound, StoreError, WorkflowDAG, WorkflowResult, executor
 from dovetail.celery import (
     DagGroup,
     DagRefused,
@@ -486,3 +486,12 @@ class TestResultBackend:
             assert "dovetail.run_dag" in app.tasks
             with pytest.raises(NotRegistered):
                 app.tasks["dovetail.nothing"]
+
+
+def test_a_dag_in_a_task_is_reported_when_it_has_ended(
+    flows: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[Any] = []
+    monkeypatch.setattr(executor, "_ended_run_listeners", [ended.append])
+    assert run_dag.apply(args=(flows.documents, {"doc_id": 1})).get()["status"] == "COMPLETED"
+    assert [(one.graph.name, one.status) for one in ended] == [(flows.documents.name, "COMPLETED")]

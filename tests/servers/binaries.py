@@ -21,6 +21,7 @@ PACKAGES = {
     "initdb": ("postgresql", "TEST_DATABASE_URL"),
     "rabbitmq-server": ("rabbitmq-server", "TEST_RABBITMQ_URL"),
     "pgbouncer": ("pgbouncer", ""),
+    "promtool": ("prometheus", ""),
 }
 """Debian's package of each program, and the setting that makes it unnecessary, if there is one."""
 

@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
+import sqlite3
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dovetail import Dovetail, PermanentError, handler
+from dovetail.core.definition.model import Webhook
+from dovetail.core.events import Event
+from dovetail.core.webhooks import notifications
 from dovetail.engine import webhooks as sending
 from dovetail.engine.webhooks import RetryTimes
 from dovetail.redis_client.pipelined import PipelinedRedis
@@ -29,6 +34,7 @@ from ..servers.redis_server import RedisServer
 from ..webhook_receiver import SECRET, Received, Receiver
 
 SECONDS = 20.0
+ENDED = Event(9, 1000.0, "run.completed", 1)
 SETTINGS = {"allow_private_addresses": "127.0.0.0/8"}
 
 
@@ -312,3 +318,26 @@ async def waiting_notifications(dt: Dovetail) -> int:
         return int(store.rows("count_notifications")[0][0])
     async with PipelinedRedis(dt._settings.redis_url) as pipe:
         return int(await pipe.call("EXISTS", OUTBOX, NOTIFICATIONS))
+
+
+def test_the_dead_letter_of_an_embedded_server_is_shown_and_dropped_and_never_retries_its_run(
+    tmp_path: Path,
+) -> None:
+    server = Server(tmp_path)
+    api = server.client()
+    one = notifications("r1", "w", None, [ENDED], [Webhook(url="https://example.com/a?key=k")])[0]
+    letter = {**sending.dead_letter(one, "given up"), "time": 1000.0}
+    with closing(sqlite3.connect(tmp_path / ".dovetail" / "dovetail.db")) as connection, connection:
+        row = (json.dumps(letter).encode(),)
+        connection.execute("INSERT INTO dead_letters (content) VALUES (?)", row)
+    (found,) = api.get("/dead-letters")["items"]
+    assert found["fields"]["url"] == "https://example.com/a"
+    path = f"/dead-letters/{found['letter_id']}"
+    refused = api("POST", f"{path}/requeue", json={})
+    assert refused.status_code == 409
+    assert "is a notification" in refused.json()["detail"]
+    assert api("DELETE", path).status_code == 204
+    assert api("DELETE", path).status_code == 404
+    assert api("DELETE", "/dead-letters/x").status_code == 404
+    assert api.get("/dead-letters")["items"] == []
+    assert server.stop() == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -869,3 +870,14 @@ async def test_a_missing_run_is_not_listed(keeper: RedisKeeper) -> None:
     assert [item["run_id"] for item in page["items"]] == [runs[2].run_id, runs[1].run_id]
     rest = await keeper.records.list_runs(RunQuery(limit=2, cursor=page["next_cursor"]))
     assert [item["run_id"] for item in rest["items"]] == [runs[0].run_id]
+
+
+async def test_an_accepted_batch_keeps_the_version_of_each_run_until_it_is_made(
+    keeper: RedisKeeper,
+) -> None:
+    graphs = [graph(description=text) for text in "12"]
+    runs = [submit(graphs[n % 2], {"n": n}, version=1 + n % 2) for n in range(5)]
+    await keeper.records.accept_batch(os.urandom(16).hex(), runs, None, NOW)
+    (left,) = await RedisRecords(keeper.pipe).unmade(NOW + 60)  # another process, after a crash
+    found = [(one.run_id, one.version, one.graph.workflow) for one in left.submits]
+    assert found == [(one.run_id, one.version, one.graph.workflow) for one in runs]

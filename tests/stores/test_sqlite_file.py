@@ -91,6 +91,7 @@ def test_opening_the_file_again_drops_no_lock_of_another_connection(tmp_path: Pa
 
 
 TO_THE_FIRST_VERSION = """
+DROP VIEW v_runs; DROP VIEW v_nodes; DROP VIEW v_events; DROP VIEW v_logs;
 DROP TRIGGER logs_of_deleted_runs; DROP TABLE logs;
 DROP TABLE last_numbers; DROP INDEX keys_by_made; DROP TABLE feed; DROP TABLE feed_name;
 DROP TABLE outbox; DROP TABLE dead_letters;

@@ -44,7 +44,8 @@ def test_every_counted_event_is_an_event_of_the_log() -> None:
 
 def test_the_page_explains_every_metric_with_its_labels() -> None:
     page = (Path(__file__).parents[2] / "docs" / "observability.md").read_text()
-    rows = re.findall(r"^\| `(dovetail_\w+)` \| ([^|]*)\| (\w+):", page, re.MULTILINE)
+    page = page.partition("### Metrics of your handlers")[0]
+    rows = re.findall(r"^\| `((?:dovetail|gen_ai)_\w+)` \| ([^|]*)\| (\w+):", page, re.MULTILINE)
     said = [(name, re.findall(r"`(\w+)`", labels), kind) for name, labels, kind in rows]
     assert said == [(one.name, list(one.labels), one.kind) for one in METRICS]
 

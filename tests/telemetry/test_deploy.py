@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from dovetail.config import Settings, env_name, load_settings
 from dovetail.telemetry.counters import METRICS, Metric
 from dovetail.wiring.embedded import redis_findings
 
+from ..servers.binaries import find
 from ..servers.redis_server import RedisServer
 from ..servers.server import free_port
 from .conftest import Three
@@ -48,7 +51,9 @@ def documents(path: Path) -> list[dict[str, Any]]:
 
 BOARD = json.loads((DEPLOY / "grafana" / "dovetail.json").read_text())
 PANELS = [panel for panel in BOARD["panels"] if panel["type"] != "row"]
-_METRIC = re.compile(r"\b(dovetail_\w+|documents_\w+|processing_\w+|extraction_\w+)")
+_METRIC = re.compile(
+    r"\b(dovetail_\w+|documents_\w+|processing_\w+|extraction_\w+|gen_ai_client_\w+)"
+)
 _PARTS = ("_bucket", "_count", "_sum")
 
 
@@ -181,6 +186,7 @@ def test_the_health_check_distinguishes_a_live_service_from_a_dead_one(
 
 # ── compose ──────────────────────────────────────────────────────────────────────────────────
 
+RULES = yaml.safe_load((DEPLOY / "rules.yaml").read_text())
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
 
 
@@ -396,12 +402,51 @@ def test_the_network_policy_opens_only_ports_of_pods() -> None:
 
 
 def test_every_alert_uses_exported_metrics_and_has_a_summary() -> None:
-    (rules,) = documents(KUBERNETES / "alerts.yaml")
-    (group,) = rules["spec"]["groups"]
-    for rule in group["rules"]:
-        test_every_query_names_a_metric_that_is_exported_and_its_labels(rule["expr"])
+    rules = [rule for group in RULES["groups"] for rule in group["rules"]]
+    recorded = {rule["record"] for rule in rules if "record" in rule}
+    alerts = [rule for rule in rules if "alert" in rule]
+    for rule in rules:
+        words = set(re.findall(r"[a-z_:0-9]+", rule["expr"])) & recorded
+        of_ours = {metric_of(word) for word in _METRIC.findall(rule["expr"])}
+        assert words or of_ours, rule
+        assert {one for one in of_ours if not any(one in word for word in recorded)} <= set(KNOWN)
+    for rule in alerts:
         assert rule["annotations"]["summary"]
         assert rule["labels"]["severity"] in ("warning", "critical")
+    tested = yaml.safe_load((DEPLOY / "rules_test.yaml").read_text())["tests"]
+    fired = {
+        case["alertname"]
+        for test in tested
+        for case in test["alert_rule_test"]
+        if case["exp_alerts"]
+    }
+    assert fired == {rule["alert"] for rule in alerts}, "each has a test in which it fires"
+
+
+def test_kubernetes_has_the_same_rules() -> None:
+    (rules,) = documents(KUBERNETES / "alerts.yaml")
+    assert rules["spec"] == RULES
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["check", "rules", "rules.yaml"],
+        ["test", "rules", "rules_test.yaml"],
+        ["check", "config", "--syntax-only", "prometheus.yml"],
+    ],
+)
+def test_prometheus_accepts_the_rules_and_their_tests_pass(words: list[str]) -> None:
+    promtool = find("promtool")
+    done = subprocess.run(
+        [promtool.path, *words],
+        cwd=DEPLOY,
+        env={**os.environ, **promtool.environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_workers_are_scaled_by_the_backlog_and_the_concurrency_of_a_worker() -> None:

@@ -36,7 +36,9 @@ class RecordingListener:
 
     def watch_queue(self, depths: Callable[[], Mapping[str, int]]) -> None: ...
 
-    def on_events(self, run_id: str, graph: Graph, events: Sequence[Event]) -> None:
+    def on_events(
+        self, run_id: str, graph: Graph, events: Sequence[Event], version: int | None = None
+    ) -> None:
         self.events += events
 
     def on_duration(self, handler: str, seconds: float) -> None:

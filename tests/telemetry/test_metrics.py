@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import signal
 import time
 from collections import Counter
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import redis
 
+from dovetail import __version__
 from dovetail.telemetry.counters import METRICS
 
 from .conftest import Three
@@ -34,6 +36,14 @@ CONTRACT = {
     "dovetail_http_requests_total": {"route", "status"},
     "dovetail_http_request_duration_seconds": {"route"},
 }
+GEN_AI = {"gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model"}
+BEYOND = {
+    "dovetail_runs_by_version_total": {"workflow", "version", "status"},
+    "gen_ai_client_token_usage": {*GEN_AI, "gen_ai_token_type"},
+    "gen_ai_client_operation_duration_seconds": {*GEN_AI, "error_type"},
+    "dovetail_build_info": {"version", "python"},
+}
+"""Metrics that the contract does not name."""
 STATUS = {
     "node.completed": "COMPLETED",
     "node.cached": "COMPLETED",
@@ -44,11 +54,16 @@ STATUS = {
 
 
 def families(page: Page) -> set[str]:
-    return {f"{name}_total" if kind == "counter" else name for name, kind in page.kinds.items()}
+    """Without those of the process."""
+    found = {f"{name}_total" if kind == "counter" else name for name, kind in page.kinds.items()}
+    process = {name for name in found if name.startswith("process_")}
+    assert {"process_cpu_seconds_total", "process_resident_memory_bytes"} <= process
+    assert page("dovetail_build_info", version=__version__, python=platform.python_version()) == 1
+    return found - process
 
 
 def test_the_metrics_are_those_of_the_contract() -> None:
-    assert {metric.name: set(metric.labels) for metric in METRICS} == CONTRACT
+    assert {metric.name: set(metric.labels) for metric in METRICS} == {**CONTRACT, **BEYOND}
 
 
 def some_of_everything(api: Api, name: str) -> list[str]:
@@ -142,7 +157,7 @@ def test_the_counters_of_an_embedded_server_equal_its_event_logs(
 ) -> None:
     _, api = embedded
     before = [api.page()]
-    assert families(before[0]) == set(CONTRACT)
+    assert families(before[0]) == {*CONTRACT, *BEYOND}
     run_ids = some_of_everything(api, "embedded")
     said = the_logs_say(api, run_ids)
     assert said["node", "quick", "SKIPPED"]
@@ -180,7 +195,7 @@ def test_an_unknown_path_is_not_a_label(embedded: tuple[Services, Api]) -> None:
 
 def test_three_services_count_each_event_once_in_total(three: Three) -> None:
     before = three.pages()
-    assert all(families(page) == set(CONTRACT) for page in before)
+    assert all(families(page) == {*CONTRACT, *BEYOND} for page in before)
     run_ids = some_of_everything(three.api, "three")
     said = the_logs_say(three.api, run_ids)
     assert said["node", "quick", "SKIPPED"]

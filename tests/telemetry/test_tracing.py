@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -58,7 +61,18 @@ def test_a_run_is_one_trace_across_three_processes_under_the_span_of_its_caller(
     assert run.attributes["dovetail.status"] == "COMPLETED"
     assert not run.failed
     assert all(run.start <= span.start <= span.end <= run.end for span in nodes)
-    assert trigger.attributes["http.response.status_code"] == 202
+    expected = {
+        "http.request.method": "POST",
+        "http.response.status_code": 202,
+        "http.route": "/api/v1/runs",
+        "url.path": "/api/v1/runs",
+        "url.scheme": "http",
+        "network.protocol.version": "1.1",
+        "server.address": "127.0.0.1",
+        "client.address": "127.0.0.1",
+    }
+    assert expected.items() <= trigger.attributes.items()
+    assert trigger.attributes["user_agent.original"].startswith("python-httpx")
 
 
 def test_each_start_of_a_node_is_a_span_with_its_error(three: Three) -> None:
@@ -158,6 +172,109 @@ def test_an_embedded_server_creates_the_same_spans(services: Services, receiver:
     assert spans["run f"].parent_id == spans[TRIGGER].span_id
     assert {spans["node a"].parent_id, spans["node b"].parent_id} == {spans["run f"].span_id}
     assert spans["of the handler"].parent_id == spans["node b"].span_id
+
+
+class Partner:
+    """Another service, which keeps the headers of its requests and answers as a model does."""
+
+    def __enter__(self) -> Partner:
+        self.headers: list[dict[str, str]] = []
+        partner = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                partner.headers.append({k.lower(): v for k, v in self.headers.items()})
+                self.rfile.read(int(self.headers.get("content-length", "0")))
+                answer = json.dumps(ANSWER).encode()
+                self.send_response(404 if self.path == "/none" else 200)
+                self.send_header("Content-Length", str(len(answer)))
+                self.end_headers()
+                self.wfile.write(answer)
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        self.port = self._server.server_port
+        self.url = f"http://127.0.0.1:{self.port}"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+ANSWER = {
+    "model": "model-1-2026",
+    "choices": [{"message": {"content": "hello"}}],
+    "usage": {"prompt_tokens": 20, "completion_tokens": 3, "total_tokens": 23},
+}
+
+
+def test_calls_to_other_services_are_client_spans_with_their_attributes(
+    services: Services, receiver: Receiver
+) -> None:
+    trace_id = "7c" * 16
+    with Partner() as partner:
+        api = services.serve(
+            DOVETAIL_ALLOW_PRIVATE_ADDRESSES="127.0.0.1/32",
+            DOVETAIL_LLM_BASE_URL=f"{partner.url}/v1",
+            DOVETAIL_LLM_MODEL="model-1",
+            **tracing_to(receiver),
+        )
+        there = {"url": f"{partner.url}/there?key=hidden", "method": "POST"}
+        away = {"url": f"{partner.url}/none", "method": "POST", "expect_status": [404]}
+        run_id = api.run(
+            node("call", "call_external_service", config=there),
+            node("gone", "call_external_service", "call", config=away),
+            node("ask", "llm_service", "gone", config={"prompt": "hi", "temperature": 0.5}),
+            headers=traceparent(trace_id),
+        )
+        assert api.ended(run_id)["status"] == "COMPLETED"
+        receiver.wait(lambda: len(receiver.trace(trace_id)) == 9, "nine spans")
+        page = api.page()
+    spans = receiver.trace(trace_id)
+    nodes = {span.name: span for span in spans if span.name.startswith("node ")}
+    calls = sorted((span for span in spans if span.name == "POST"), key=lambda span: span.start)
+    first, second, third = calls
+    assert first.parent_id == nodes["node call"].span_id
+    assert first.attributes == {
+        "http.request.method": "POST",
+        "http.response.status_code": 200,
+        "url.full": f"{partner.url}/there",
+        "server.address": "127.0.0.1",
+        "server.port": partner.port,
+    }
+    assert second.failed
+    assert second.attributes["error.type"] == "404"
+    (asked,) = [span for span in spans if span.name == "chat model-1"]
+    assert asked.parent_id == nodes["node ask"].span_id
+    assert third.parent_id == asked.span_id
+    assert asked.attributes == {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "openai",
+        "gen_ai.request.model": "model-1",
+        "gen_ai.request.temperature": 0.5,
+        "gen_ai.output.type": "text",
+        "gen_ai.response.model": "model-1-2026",
+        "gen_ai.usage.input_tokens": 20,
+        "gen_ai.usage.output_tokens": 3,
+        "server.address": "127.0.0.1",
+    }
+    sent = [headers["traceparent"] for headers in partner.headers]
+    assert sent == [f"00-{trace_id}-{span.span_id}-01" for span in calls]
+    labels = {
+        "gen_ai_operation_name": "chat",
+        "gen_ai_provider_name": "openai",
+        "gen_ai_request_model": "model-1",
+    }
+    usage = "gen_ai_client_token_usage"
+    assert page(f"{usage}_sum", gen_ai_token_type="input", **labels) == 20
+    assert page(f"{usage}_sum", gen_ai_token_type="output", **labels) == 3
+    assert page(f"{usage}_bucket", gen_ai_token_type="output", le="4.0", **labels) == 1
+    took = "gen_ai_client_operation_duration_seconds_count"
+    assert page(took, error_type="", **labels) == 1
 
 
 def test_a_trace_setting_that_cannot_work_stops_the_start_with_a_fix(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from ..api.conftest import Server, on
 from ..servers.binaries import find_browser
@@ -39,6 +40,13 @@ def gives(config, ctx):
     return config
 
 @handler
+def picky(config, ctx):
+    if isinstance(config["item"], str):
+        ctx.log.warning("here is %s", config["item"])
+        raise PermanentError(f"picky about {config['item']}")
+    return config["item"]
+
+@handler
 def shaky(config, ctx):
     if not Path(config["file"]).exists():
         raise RuntimeError(f"attempt {ctx.attempt} breaks")
@@ -46,6 +54,7 @@ def shaky(config, ctx):
 """
 
 
+expect.set_options(timeout=15_000)  # the machine may be busy
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
 
@@ -78,6 +87,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         return
     with RedisServer() as store:
         running = serve(folder, "--with", "orchestrator,worker", **on(store.url))
+        running.redis_url = store.url
         yield running
         assert running.stop() == 0
 
@@ -96,7 +106,8 @@ def open_page(browser: Browser) -> Iterator[OpenPage]:
         contexts.append(context)
         context.add_init_script(
             "window.violations = []; addEventListener('securitypolicyviolation',"
-            " (e) => violations.push(e.violatedDirective + ' ' + e.blockedURI))"
+            " (e) => violations.push(e.violatedDirective + ' ' + e.blockedURI));"
+            " window.clicks = 0; addEventListener('click', () => clicks++, true)"
         )
         page = context.new_page()
         page.set_default_timeout(20_000)
@@ -111,3 +122,17 @@ def open_page(browser: Browser) -> Iterator[OpenPage]:
             wrong += page.evaluate("window.violations")
         context.close()
     assert wrong == []
+
+
+def tab_to(page: Page, words: str) -> None:
+    """Press Tab until the focus, which must be visible, is on a text with this pattern."""
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        text, outline = page.evaluate(
+            "(() => { const at = document.activeElement; return [(at.innerText || at.ariaLabel ||"
+            " at.labels?.[0]?.innerText || '').trim(), getComputedStyle(at).outlineStyle]; })()"
+        )
+        if re.search(words, text):
+            assert outline != "none", "the focus is visible"
+            return
+    raise AssertionError(f"no tab leads to {words}")

@@ -151,7 +151,8 @@ def test_dragging_and_zooming_move_the_graph_and_open_nothing(
     page.mouse.wheel(0, 100)
     page.wait_for_timeout(100)
     smaller = box.bounding_box()
-    assert smaller is not None and smaller["width"] < after["width"]
+    assert smaller is not None
+    assert smaller["width"] < after["width"]
     page.get_by_role("button", name="Fit").click()
     box.click()
     expect(page).to_have_url(re.compile("node=top"))
@@ -201,7 +202,8 @@ def test_a_run_of_one_node_and_a_very_long_name_are_drawn(
     box = page.get_by_role("link", name=f"{name}, completed")
     expect(box).to_be_visible()
     shown = box.bounding_box()
-    assert shown is not None and shown["width"] < 250
+    assert shown is not None
+    assert shown["width"] < 250
     assert page.evaluate("document.documentElement.scrollWidth") <= 1280
 
 

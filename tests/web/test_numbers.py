@@ -87,11 +87,12 @@ def test_a_run_is_opened_with_few_requests(server: Server, large: str, open_page
     asked = calls(page)
     page.goto(f"{server.url}/#/runs/{large}/nodes")
     expect(page.locator(".row.node").first).to_be_visible()
-    # The run, and the stream that says when it changes. Its events are not read for the list.
-    assert sorted(asked) == ["/events", f"/runs/{large}"]
+    # The run, the stream that says when it changes, and whether there is a screen of documents.
+    # Its events are not read for the list.
+    assert sorted(asked) == ["/documents", "/events", f"/runs/{large}"]
     page.get_by_role("link", name="Graph").click()
     expect(page.get_by_text("Layer 0")).to_be_visible()
-    assert asked[2:] == [f"/runs/{large}/graph"]
+    assert asked[3:] == [f"/runs/{large}/graph"]
 
 
 def test_a_run_at_rest_is_not_asked_for_again(server: Server, open_page: OpenPage) -> None:
@@ -106,3 +107,44 @@ def test_a_run_at_rest_is_not_asked_for_again(server: Server, open_page: OpenPag
     # A retry from elsewhere is seen at once.
     server.client().post(f"/runs/{run_id}/retry", {"from": "n0"})
     expect(page.get_by_text("epoch 2")).to_be_visible()
+
+
+def test_older_runs_come_while_the_list_is_scrolled_and_few_are_in_the_document(
+    server: Server, open_page: OpenPage
+) -> None:
+    api = server.client()
+    name = api.register({"name": "many", "nodes": [{"id": "a", "handler": "gives", "config": {}}]})
+    batch = api.post(f"/workflows/{name}/batches", {"items": [{"n": n} for n in range(330)]})
+    while api.get(f"/batches/{batch['batch_id']}?limit=1")["finished_at"] is None:
+        pass
+    page = open_page(f"{server.url}/#/runs?workflow={name}")
+    expect(page.get_by_role("button", name="completed")).to_contain_text("330")
+    expect(page.get_by_role("button", name="Older runs")).to_be_attached()
+    for _ in range(60):
+        if page.get_by_role("button", name="Older runs").count() == 0:
+            break
+        page.mouse.wheel(0, 5000)
+        page.wait_for_timeout(100)
+    expect(page.get_by_role("button", name="Older runs")).to_have_count(0)
+    assert page.evaluate("document.querySelector('.rows .extent').offsetHeight") == 330 * 40
+    assert elements(page) <= MAX_ELEMENTS
+
+
+def test_a_hidden_tab_gives_its_streams_back_and_goes_on_when_it_is_shown(
+    server: Server, open_page: OpenPage
+) -> None:
+    page = open_page(f"{server.url}/#/runs?workflow=hidden")
+    expect(page.get_by_text("No run matches.")).to_be_visible()
+    hide = """(hidden) => {
+      Object.defineProperty(document, "hidden", { get: () => hidden, configurable: true });
+      document.dispatchEvent(new Event("visibilitychange"));
+    }"""
+    with page.expect_event("requestfailed") as closed:
+        page.evaluate(hide, True)
+    assert closed.value.url.endswith("/api/v1/events")
+    definition = {"name": "hidden", "nodes": [{"id": "a", "handler": "gives", "config": {}}]}
+    server.client().post("/runs", {"definition": definition})
+    with page.expect_request("**/api/v1/events") as again:
+        page.evaluate(hide, False)
+    assert again.value.headers["last-event-id"]
+    expect(page.get_by_role("listitem")).to_contain_text("completed")

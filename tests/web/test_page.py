@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
+import subprocess
+import sys
 from hashlib import sha256
 from pathlib import Path
 from zipfile import ZipFile
@@ -66,6 +69,30 @@ def test_the_vendored_files_are_as_they_were_published() -> None:
     assert {path.name for path in vendor.iterdir()} == listed
 
 
+def test_the_inputs_of_the_editor_bundle_are_those_it_was_made_of() -> None:
+    packages = json.loads((WEB / "vendor" / "manifest.json").read_text())["packages"]
+    (bundle,) = (package for package in packages if "made_by" in package)
+    for name, digest in bundle["made_by"].items():
+        assert sha256((ROOT / name).read_bytes()).hexdigest() == digest, name
+    lock = (ROOT / "tools" / "codemirror" / "package-lock.json").read_text()
+    assert "://" not in lock, "it names no registry, so yours is used"
+    locked = json.loads(lock)["packages"]
+    assert all("integrity" in one for path, one in locked.items() if path)
+    for name, version in bundle["made_of"].items():
+        assert locked[f"node_modules/{name}"]["version"] == version
+
+
+def test_the_editor_bundle_is_what_its_inputs_make_where_npm_is_there() -> None:
+    """Without npm only the digests above are compared: bringing Node would cost every run of the
+    tests more than it finds, as the inputs rarely change. docs/page.md says so."""
+    if shutil.which("npm") is None:
+        return
+    script = ROOT / "tools" / "codemirror" / "build.py"
+    command = [sys.executable, script, "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_the_wheel_has_every_file_of_the_page(tmp_path: Path) -> None:
     (wheel,) = WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
     with ZipFile(wheel) as packed:
@@ -122,14 +149,43 @@ def test_an_open_page_survives_the_death_of_its_server(tmp_path: Path, open_page
         server.stop(signal.SIGKILL)
         expect(page.get_by_text("The server does not answer.")).to_be_visible()
         expect(page.get_by_role("heading", name="long")).to_be_visible()
+        asked: list[str | None] = []
+        page.on(
+            "request",
+            lambda one: (
+                one.url.endswith(f"/runs/{run_id}/events")
+                and asked.append(one.headers.get("last-event-id"))
+            ),
+        )
         server = serve(tmp_path, "--port", port)
         expect(page.get_by_text("The server does not answer.")).to_have_count(0)
         file.touch()
         expect(page.get_by_text("The run completed")).to_be_visible()
+        assert asked
+        assert all(int(after or 0) > 0 for after in asked)
         # It continued after the last event that it had: each is there once.
         page.get_by_role("link", name="Events", exact=True).click()
         expect(page.locator(".row.event").first).to_contain_text("run.completed")
         numbers = page.locator(".c-seq").all_inner_texts()
         assert numbers == [str(n) for n in range(len(numbers), 0, -1)]
+    finally:
+        server.close()
+
+
+def test_an_open_list_goes_on_after_a_restart_of_its_server(
+    tmp_path: Path, open_page: OpenPage
+) -> None:
+    server = serve(tmp_path)
+    port = server.url.rpartition(":")[2]
+    definition = {"name": "after", "nodes": [{"id": "a", "handler": "gives", "config": {}}]}
+    try:
+        page = open_page(server.url)
+        expect(page.get_by_text("There are no runs yet.")).to_be_visible()
+        server.stop(signal.SIGKILL)
+        expect(page.get_by_text("The server does not answer.")).to_be_visible()
+        server = serve(tmp_path, "--port", port)
+        expect(page.get_by_text("The server does not answer.")).to_have_count(0)
+        server.client().post("/runs", {"definition": definition})
+        expect(page.get_by_role("listitem")).to_contain_text("completed")
     finally:
         server.close()

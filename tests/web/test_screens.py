@@ -10,7 +10,7 @@ from uuid import uuid4
 from playwright.sync_api import expect
 
 from ..api.conftest import Server
-from .conftest import OpenPage
+from .conftest import OpenPage, tab_to
 
 PAYLOAD = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 
@@ -116,6 +116,7 @@ def test_a_failed_run_opens_on_its_cause_and_is_retried_in_three_clicks(
     page.get_by_role("dialog").get_by_role("button", name="Retry", exact=True).click()
     expect(page.get_by_text("The run completed")).to_be_visible()
     expect(page.get_by_text("epoch 2")).to_be_visible()
+    assert page.evaluate("clicks") == 3
 
 
 def test_a_failed_run_is_forked_with_a_changed_definition_after_a_preview(
@@ -153,14 +154,45 @@ def test_the_critical_path_of_a_run_is_two_clicks_away(server: Server, open_page
     api = server.client()
     run_id = api.post("/runs", {"definition": {"name": "chain", "nodes": nodes}})["run_id"]
     api.finished(run_id)
-    page = open_page(f"{server.url}/#/runs/{run_id}")
+    page = open_page(f"{server.url}/#/runs?q={run_id}")
+    page.get_by_role("listitem").get_by_role("link").click()
     page.get_by_role("link", name="Timeline").click()
     rows = page.locator(".row.span")
     expect(rows).to_have_count(4)
+    critical = rows.filter(has=page.get_by_title("on the critical path"))
+    expect(critical).to_have_count(2)
+    assert page.evaluate("clicks") == 2
     page.get_by_label("Only the critical path").check()
     expect(rows).to_have_count(2)
     expect(rows.first).to_contain_text("slow")
     expect(rows.last).to_contain_text("end")
+
+
+def test_the_log_is_searched_wrapped_and_saved_by_its_address(
+    server: Server, open_page: OpenPage
+) -> None:
+    run_id, _ = failing(server, log="a warning in the log")
+    page = open_page(f"{server.url}/#/runs/{run_id}/logs")
+    lines = page.locator(".line")
+    expect(lines).to_have_count(2)
+    page.get_by_label("Level").select_option("WARNING")
+    expect(lines).to_have_count(1)
+    expect(lines).to_contain_text("a warning in the log")
+    page.get_by_label("Search the log").fill("nothing like it")
+    expect(page.get_by_text("No line matches.")).to_be_visible()
+    page.get_by_label("Search the log").fill("IN THE LOG")
+    expect(lines).to_have_count(1)
+    page.get_by_label("Wrap").check()
+    expect(page.locator(".wrapped .line")).to_have_count(1)
+    page.get_by_label("Node", exact=True).fill("fetch")
+    expect(page).to_have_url(re.compile(r"\?level=WARNING&q=IN\+THE\+LOG&wrap=1&node=fetch$"))
+    page.reload()
+    expect(page.locator(".wrapped .line")).to_have_count(1)
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Download").click()
+    text = Path(saved.value.path()).read_text()
+    assert "a warning in the log" in text
+    assert "red" not in text
 
 
 def test_a_running_run_is_cancelled(server: Server, open_page: OpenPage) -> None:
@@ -204,7 +236,7 @@ def test_new_runs_and_counts_come_into_an_open_list_without_a_reload(
     server.client().register({"name": name, "nodes": [node("a", "gives", n=1)]})
     page = open_page(f"{server.url}/#/runs?workflow={name}")
     expect(page.get_by_text("No run matches.")).to_be_visible()
-    page.wait_for_timeout(300)
+    page.wait_for_timeout(1000)  # it is read once more when the stream of events has begun
     polls: list[str] = []
     page.on("request", lambda request: polls.append(request.url))
     page.wait_for_timeout(2500)
@@ -266,9 +298,9 @@ def test_markup_in_names_params_outputs_errors_and_logs_is_text(
     page = open_page(f"{server.url}/#/runs/{run_id}")
     expect(page.locator(".failure")).to_contain_text(PAYLOAD)
     expect(page.locator(".log")).to_contain_text(PAYLOAD)
-    for part in ("nodes?node=start", "logs", "events", "data", "graph"):
+    for part in ("nodes?node=start", "logs", "events", "data", "graph", "timeline"):
         page.goto(f"{server.url}/#/runs/{run_id}/{part}")
-        if part != "graph":
+        if part not in ("graph", "timeline"):
             expect(page.locator("main")).to_contain_text("onerror=alert(1)")
     page.goto(f"{server.url}/#/runs?q={PAYLOAD}")
     expect(page.get_by_role("listitem").first).to_contain_text("markup")
@@ -282,22 +314,10 @@ def test_everything_is_reached_by_the_keyboard(server: Server, open_page: OpenPa
     page = open_page(f"{server.url}/#/runs?q={run_id}")
     expect(page.get_by_role("listitem")).to_have_count(1)
 
-    def tab_to(words: str) -> None:
-        for _ in range(40):
-            page.keyboard.press("Tab")
-            focused = page.evaluate(
-                "[document.activeElement.innerText || document.activeElement.ariaLabel || '',"
-                " getComputedStyle(document.activeElement).outlineStyle]"
-            )
-            if words in focused[0]:
-                assert focused[1] != "none", "the focus is visible"
-                return
-        raise AssertionError(f"no tab leads to {words}")
-
-    tab_to("there is no price")
+    tab_to(page, "there is no price")
     page.keyboard.press("Enter")
     expect(page.get_by_text("The node fetch failed")).to_be_visible()
-    tab_to("Retry…")
+    tab_to(page, "Retry…")
     page.keyboard.press("Enter")
     expect(page.get_by_role("dialog")).to_be_visible()
     expect(page.locator(".plan")).to_be_visible()

@@ -5,8 +5,8 @@ errors, the guard, and the request context.
 
 It also makes the OpenAPI document: what FastAPI reads off the endpoints, and what no signature
 says. That is the problems and headers that many calls share, the definition's own schema, and the
-names in paths. `/docs` is the same document as a page, without a script or a request to another
-server.
+names in paths. `/docs` is the same document as a page that can also send each call, without a
+request to another server.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dovetail.api.middleware import Answered, Compression, Heads, RequestContext
 from dovetail.api.page import WebPage
 from dovetail.api.problems import KIND_OF, RETRY_AFTER, URN, answer_problems
 from dovetail.api.responses import BATCH, PREFIX, RUN, ProblemDetails, header, json_answer
-from dovetail.api.security import OPEN_PATHS, Guard, Tokens, page_policy
+from dovetail.api.security import OPEN_PATHS, Guard, Tokens, opens_page, page_policy
 from dovetail.api.service import ApiService
 from dovetail.core.definition.model import definition_schema
 from dovetail.core.node_logs import LEVELS
@@ -57,12 +57,17 @@ async def openapi(request: Request) -> Response:
 
 @about_router.get("/docs", summary="This API as a page", response_class=HTMLResponse)
 async def docs(request: Request) -> Response:
-    page = docs_page(request.app.openapi())
-    return HTMLResponse(page, headers={"Content-Security-Policy": page_policy(STYLE)})
+    is_browser = opens_page(request.headers.getlist("accept"))
+    script = request.app.state.web_page.address("docs.js") if is_browser else None
+    page = docs_page(request.app.openapi(), script)
+    policy = page_policy(STYLE, script=is_browser)
+    headers = {"Content-Security-Policy": policy, "Vary": "accept"}
+    return HTMLResponse(page, headers=headers)
 
 
 _ROUTERS = (
     (workflows.router, PREFIX),
+    (workflows.schema_router, PREFIX),
     (runs.router, PREFIX),
     (nodes.router, PREFIX),
     (events.router, PREFIX),
@@ -77,11 +82,18 @@ _ROUTERS = (
 )
 
 
-def create_app(service: ApiService, version: str, answered: Answered | None = None) -> ASGIApp:
+def create_app(
+    service: ApiService,
+    version: str,
+    answered: Answered | None = None,
+    applications: Sequence[APIRouter] = (),
+) -> ASGIApp:
     """The application, guarded. Raises `SettingsError` for tokens that cannot be used.
 
-    `answered` is called after every request.
+    `answered` is called after every request. `applications` are the calls of what is built on
+    Dovetail, under the same prefix and rules.
     """
+    routers = (*((router, PREFIX) for router in applications), *_ROUTERS)
     app = FastAPI(
         title="Dovetail",
         version=version,
@@ -95,10 +107,10 @@ def create_app(service: ApiService, version: str, answered: Answered | None = No
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
     app.state.service = service
-    for router, prefix in _ROUTERS:
+    for router, prefix in routers:
         app.include_router(router, prefix=prefix, responses=_PROBLEM)
-    describe(app, _ROUTERS)
-    page = WebPage()
+    describe(app, routers)
+    page = app.state.web_page = WebPage()
     app.router.routes.extend(page.routes)
     # Messages of a store name the place they are about, which is no business of a client.
     file = re.escape(str(service.settings.db))
@@ -131,6 +143,8 @@ PARAMETERS = {
     "beginning": ("at least 4 characters of an id", RUN[:6]),
     "batch_id": ("the id of a batch", BATCH),
     "tag": ("a `resource_tag`", "search_api"),
+    "document_id": ("the id of a document", "invoice-779c2fa1fc"),
+    "letter_id": ("the id of a dead letter", operations.LETTER),
 }
 """What each name in a path is, and an example of it."""
 
@@ -221,7 +235,7 @@ _CONSTRAINTS: dict[str, Part] = {
     "level": {"type": "string", "enum": list(LEVELS)},
     "status": {"type": "string", "enum": list(RunStatus)},
 }
-"""Of parameters, as the server has them."""
+"""Of parameters whose own schema does not say it."""
 
 
 def _name_body(call: Part, known: Part) -> None:
@@ -331,7 +345,7 @@ def _sent(parameter: Part, path: str) -> Part:
         schema |= kinds[0]
     if path == f"{PREFIX}/events":  # its ids are opaque
         return schema
-    return {**schema, **_CONSTRAINTS.get(parameter["name"], {})}
+    return {**_CONSTRAINTS.get(parameter["name"], {}), **schema}
 
 
 def _statuses(path: str, call: Part) -> Iterator[int]:
@@ -355,25 +369,36 @@ def _statuses(path: str, call: Part) -> Iterator[int]:
 # ── the document as a page ───────────────────────────────────────────────────────────────
 
 STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
+background: Canvas; color: CanvasText }
 code { font: 14px ui-monospace, monospace } h2 { margin: 2rem 0 .5rem; font-size: 1.1rem }
 table { border-collapse: collapse; table-layout: fixed; width: 100% }
 td { border-top: 1px solid #8884; padding: .4rem .6rem .4rem 0; vertical-align: top;
 overflow-wrap: anywhere } td:first-child { width: 4.5rem; font-weight: 600 }
 pre { font: 13px ui-monospace, monospace; overflow-x: auto; margin: .2rem 0 .6rem }
-small, summary { opacity: .75 } :root { color-scheme: light dark }
+small, summary { opacity: .8 } :root { color-scheme: light dark }
+button, input, textarea { font: inherit; padding: .2rem .5rem } textarea { width: 100%;
+box-sizing: border-box; font-family: ui-monospace, monospace } button { cursor: pointer }
+form label { display: grid; grid-template-columns: 12rem 1fr; gap: .5rem; margin: .3rem 0 }
+form label:has(textarea) { grid-template-columns: 1fr } .try { margin: .4rem 0 }
+@media (max-width: 40rem) { form label { grid-template-columns: 1fr } }
+.reply { border-left: 3px solid #8888; padding-left: .6rem } .reply pre { max-height: 24rem;
+overflow: auto } .token { border: 1px solid #8884; padding: .6rem; margin: 1rem 0 }
 """
 
 
-def docs_page(document: Mapping[str, Any]) -> str:
+def docs_page(document: Mapping[str, Any], script: str | None) -> str:
+    """The page; `script` is the address of the file that lets a reader send the calls."""
     title = escape(f"{document['info']['title']} {document['info']['version']}")
+    loads = "" if script is None else f'<script type="module" src="{escape(script)}"></script>'
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{title}</title><style>{STYLE}</style></head><body><h1>{title}</h1>"
+        f"<title>{title}</title><style>{STYLE}</style>{loads}</head><body><main><h1>{title}</h1>"
         f"<p>{_words(document['info']['description'])} "
-        '<a href="/openapi.json">openapi.json</a> has every field.</p>'
-        f"{''.join(_sections(document))}</body></html>"
+        '<a href="/openapi.json">openapi.json</a> has every field, '
+        '<a href="/">the page</a> shows runs.</p><div id="token"></div>'
+        f"{''.join(_sections(document))}</main></body></html>"
     )
 
 
@@ -419,4 +444,20 @@ def _row(method: str, path: str, call: Mapping[str, Any], named: Mapping[str, An
         shown = "" if sent is None else f"<pre>{_json(sent)}</pre>"
         shown += "".join(f"<small>{code}</small><pre>{_json(one)}</pre>" for code, one in answers)
         lines.append(f"<details><summary>example</summary>{shown}</details>")
+    lines.append(_trial(method, path, call, sent))
     return f"<tr><td>{escape(method.upper())}</td><td>{'<br>'.join(lines)}</td></tr>"
+
+
+def _trial(method: str, path: str, call: Mapping[str, Any], sent: Any) -> str:
+    """Where `docs.js` puts its form for a call, with what it needs to know of it."""
+    given = {
+        "method": method.upper(),
+        "path": path,
+        "params": [
+            {"name": one["name"], "in": one["in"], "example": one.get("example", "")}
+            for one in call.get("parameters", ())
+        ],
+        "body": sent if "requestBody" in call else None,
+        "has_body": "requestBody" in call,
+    }
+    return f'<div class="try" data-call="{escape(json.dumps(given))}"></div>'

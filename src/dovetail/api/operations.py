@@ -1,4 +1,4 @@
-"""`/health`, `/metrics`, `/rate-limits`, `/workers` and `/dead-letters`.
+"""`/health`, `/metrics`, `/rate-limits`, `/workers`, `/queues` and `/dead-letters`.
 
 Health is asked often, so it costs little. `ThisProcess` is the worker of an embedded server.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import socket
+import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from operator import itemgetter
 from typing import Any, Literal
@@ -17,16 +19,18 @@ from starlette.convertors import Convertor, register_url_convertor
 from starlette.responses import PlainTextResponse, Response
 
 from dovetail.api.problems import KIND_OF, Refusal, answer
-from dovetail.api.request_body import BodyField, RequestBody, is_number, is_whole
+from dovetail.api.request_body import NO_FIELDS, BodyField, RequestBody, is_number, is_whole
 from dovetail.api.responses import (
     AT,
     ENDED,
     RUN,
+    STARTED,
     Cursor,
     Here,
     History,
     Limit,
     Reply,
+    RunStatusName,
     Time,
     json_answer,
     page_size,
@@ -34,12 +38,14 @@ from dovetail.api.responses import (
 )
 from dovetail.api.security import actor_of
 from dovetail.api.service import ApiService
+from dovetail.core.errors import BrokenRun, Conflict, NotFound, one_line
 from dovetail.core.outputs import ONLY_SIZES
 from dovetail.core.states import NodeStatus, RunStatus
 from dovetail.engine.api import ServedEngine
 from dovetail.engine.limits import FASTEST, LARGEST_BURST, SLOWEST
 from dovetail.engine.ports import RunQuery
-from dovetail.engine.views import timestamp
+from dovetail.engine.views import run_work, timestamp
+from dovetail.engine.webhooks import WEBHOOKS
 
 health_router = APIRouter(prefix="/health", tags=["health"])
 
@@ -278,6 +284,45 @@ class DeadLetters(Reply):
     items: list[dict[str, Any]]
 
 
+class Requeued(Reply):
+    letter_id: str
+    run_id: str
+    status: RunStatusName
+
+
+class HandlerQueue(Reply):
+    handler: str
+    waiting: int = Field(description="nodes that no worker has claimed yet")
+    workers: int = Field(description="workers that are alive and have the handler")
+
+
+class LimitQueue(Reply):
+    tag: str
+    nodes: int
+    next_at: Time = Field(description="when the first of them may start")
+    rate_per_second: float
+    burst: int
+
+
+class RunningNode(Reply):
+    run_id: str
+    workflow: str
+    node: str
+    handler: str
+    attempt: int
+    worker: str | None
+    started_at: Time | None
+
+
+class Queues(Reply):
+    items: list[HandlerQueue]
+    parked: list[LimitQueue]
+    running: list[RunningNode]
+    complete: bool = Field(
+        description="false: `parked` and `running` are those of the newest runs only"
+    )
+
+
 _WORKER = {
     "worker_id": "host-4711",
     "host": "host",
@@ -299,7 +344,9 @@ _WORKER = {
     "concurrency": 32,
     "alive": True,
 }
+LETTER = "9f86d081884c7d659a2feaa0c55ad015"
 _DEAD_LETTER = {
+    "letter_id": LETTER,
     "time": AT,
     "stream": "wf:stream:results",
     "id": "1763273274123-0",
@@ -326,6 +373,122 @@ async def workers(here: Here) -> Response:
 )
 async def dead_letters(here: Here) -> Response:
     return json_answer({"items": await here.fleet.dead_letters()})
+
+
+@workers_router.delete(
+    "/dead-letters/{letter_id}", summary="Drop a dead letter", status_code=204, responses={204: {}}
+)
+async def drop_dead_letter(letter_id: str, here: Here) -> Response:
+    if not await here.fleet.drop_dead_letter(letter_id):
+        raise _no_letter(letter_id)
+    return Response(status_code=204)
+
+
+@workers_router.post(
+    "/dead-letters/{letter_id}/requeue",
+    summary="Retry the run that a dead letter names, and drop the letter",
+    status_code=202,
+    response_model=Requeued,
+    responses={
+        202: reply({"letter_id": LETTER, "run_id": RUN, "status": "RUNNING"}),
+        409: {},
+    },
+    openapi_extra=NO_FIELDS.openapi,
+)
+async def requeue_dead_letter(letter_id: str, request: Request, here: Here) -> Response:
+    await NO_FIELDS.read(request, here)
+    letters = await here.fleet.dead_letters()
+    letter = next((one for one in letters if one["letter_id"] == letter_id), None)
+    if letter is None:
+        raise _no_letter(letter_id)
+    if letter["stream"] == WEBHOOKS:
+        raise Conflict("this letter is a notification of a run, which is not sent again; drop it")
+    run_id = letter["fields"].get("run_id")
+    if not run_id:
+        # A message is stored redacted and escaped, so it cannot be sent again as it was.
+        raise Conflict("this letter names no run, so there is nothing to start again; drop it")
+    try:
+        run = await here.commands.retry(run_id, budget=ONLY_SIZES)
+    except NotFound:
+        raise Conflict("the run that this letter names is not there any more; drop it") from None
+    await here.fleet.drop_dead_letter(letter_id)
+    return json_answer({"letter_id": letter_id, "run_id": run.id, "status": run.status}, 202)
+
+
+def _no_letter(letter_id: str) -> NotFound:
+    return NotFound(f"there is no dead letter '{one_line(letter_id)}'; it may be dropped already")
+
+
+MAX_RUNS = 50
+MAX_RUNNING = 500
+LOOK_SECONDS = 1.0
+"""What runs and what is parked is read from the runs themselves: so many, for so long."""
+
+
+@workers_router.get(
+    "/queues",
+    summary="What waits for workers and rate limits, and what runs",
+    response_model=Queues,
+    responses={
+        200: reply(
+            {
+                "items": [{"handler": "output", "waiting": 3, "workers": 1}],
+                "parked": [{**_LIMIT, "nodes": 12, "next_at": ENDED}],
+                "running": [
+                    {
+                        "run_id": RUN,
+                        "workflow": "greet",
+                        "node": "end",
+                        "handler": "output",
+                        "attempt": 1,
+                        "worker": "host-4711",
+                        "started_at": STARTED,
+                    }
+                ],
+                "complete": True,
+            }
+        )
+    },
+)
+async def queues(here: Here) -> Response:
+    alive = [one for one in await here.fleet.workers() if one["alive"]]
+    serving = Counter(name for worker in alive for name in worker["handlers"])
+    running, parked, complete = await _work(here.commands)
+    waiting = await here.fleet.waiting(Counter(one["handler"] for one in running))
+    items = [
+        {"handler": name, "waiting": count, "workers": serving[name]}
+        for name, count in sorted(waiting.items())
+    ]
+    limits = [
+        {
+            **await here.commands.rate_limit(tag),
+            "nodes": len(times),
+            "next_at": timestamp(min(times)),
+        }
+        for tag, times in sorted(parked.items())
+    ]
+    return json_answer({"items": items, "parked": limits, "running": running, "complete": complete})
+
+
+async def _work(
+    commands: ServedEngine,
+) -> tuple[list[dict[str, Any]], dict[str, list[float]], bool]:
+    """The running and the parked nodes of the newest runs that go on; whether these are all."""
+    running: list[dict[str, Any]] = []
+    parked: dict[str, list[float]] = {}
+    page = await commands.list_runs(RunQuery(status=RunStatus.RUNNING.value, limit=MAX_RUNS))
+    until = time.monotonic() + LOOK_SECONDS
+    for item in page["items"]:
+        if len(running) >= MAX_RUNNING or time.monotonic() > until:
+            return running[:MAX_RUNNING], parked, False
+        try:
+            work = run_work(await commands.load_run(item["run_id"], ONLY_SIZES))
+        except (NotFound, BrokenRun):  # deleted meanwhile, or damaged: its own page says so
+            continue
+        running += work.running
+        for tag, at in work.parked:
+            parked.setdefault(tag, []).append(at)
+    return running[:MAX_RUNNING], parked, page["next_cursor"] is None
 
 
 class ThisProcess:
@@ -368,6 +531,13 @@ class ThisProcess:
 
     async def dead_letters(self) -> list[dict[str, Any]]:
         return await self._commands.dead_letters()
+
+    async def drop_dead_letter(self, letter_id: str) -> bool:
+        return await self._commands.drop_dead_letter(letter_id)
+
+    async def waiting(self, running: Mapping[str, int]) -> dict[str, int]:
+        known = dict.fromkeys((handler["name"] for handler in self._handlers), 0)
+        return known | dict(self._depths())
 
     async def backlog(self) -> int:
         now = self._commands.clock()

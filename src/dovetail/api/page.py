@@ -7,6 +7,7 @@ first request, not when the server starts.
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 from dataclasses import dataclass
 from functools import cached_property
@@ -44,6 +45,8 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; base-uri 'none'; frame-ancestors 'none'; form-action 'self'"
 )
+LARGE_FILE = 200_000
+"""Bytes."""
 FOREVER = "public, max-age=31536000, immutable"
 
 
@@ -103,6 +106,10 @@ class WebPage:
             for name, body in found.items()
         }
 
+    def address(self, name: str) -> str:
+        """The path of one of the files, such as `docs.js`."""
+        return next(path for path in self.files if path.endswith(f"/{name}"))
+
     def holds(self, path: str) -> bool:
         """Whether this is the path of a static file."""
         return path == "/" or (path.startswith(ASSETS) and path in self.files)
@@ -111,6 +118,9 @@ class WebPage:
         found = self.files.get(request.url.path)
         if found is None:
             raise Refusal(404, "the page has no such file; load the page again")
+        if len(found.body) > LARGE_FILE:
+            # In a thread: it takes a third of a second, once, and runs go on meanwhile.
+            await asyncio.to_thread(getattr, found, "compressed")
         return found.answer(request)
 
     @cached_property

@@ -76,14 +76,17 @@ def json_answer(
     return Response(orjson.dumps(value), status, headers, "application/json")
 
 
-def unless_known(request: Request, value: Any) -> Response:
-    """The answer with its `ETag`; 304 if the client has it already (`If-None-Match`)."""
-    body = orjson.dumps(value)
+def unless_known(request: Request, value: Any, kind: str = "application/json") -> Response:
+    """The answer with its `ETag`; 304 if the client has it already (`If-None-Match`).
+
+    Bytes are sent as they are, as this kind of content.
+    """
+    body = value if isinstance(value, bytes) else orjson.dumps(value)
     tag = tag_of(body)
     headers = {"ETag": tag}
     if names(request, "if-none-match", tag, weak=True):
         return Response(status_code=304, headers=headers)
-    return Response(body, 200, headers, "application/json")
+    return Response(body, 200, headers, kind)
 
 
 async def service_of(request: Request) -> ApiService:

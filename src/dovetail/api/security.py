@@ -24,6 +24,9 @@ from dovetail.core.errors import one_line
 
 OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
 """Need no token."""
+BROWSER_PAGES = frozenset({"/docs"})
+"""Need no token in a browser, which cannot send one when it opens an address. They hold nothing of
+this server: the page then asks for a token, and sends it with each call."""
 READING_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 READING_POSTS = frozenset({"/api/v1/workflows/validate"})
 READ_SUFFIX = ":read"
@@ -44,10 +47,17 @@ PROTECTIVE_HEADERS = [
 Access = Literal["none", "read", "full"]
 
 
-def page_policy(style: str) -> str:
-    """The `Content-Security-Policy` of a page that has this one style in it, and no script."""
+def page_policy(style: str, *, script: bool = False) -> str:
+    """The `Content-Security-Policy` of a page that has this one style in it. With `script` it may
+    load scripts of this server, and ask this server."""
     digest = b64encode(sha256(style.encode()).digest()).decode()
-    return f"{_POLICY}; style-src 'sha256-{digest}'"
+    own = "; script-src 'self'; connect-src 'self'" if script else ""
+    return f"{_POLICY}; style-src 'sha256-{digest}'{own}"
+
+
+def opens_page(accept: Iterable[str]) -> bool:
+    """Whether a request with these `Accept` headers is a browser's that opens an address."""
+    return any("text/html" in value.lower() for value in accept)
 
 
 class Tokens:
@@ -165,10 +175,13 @@ class Guard:
             raise Refusal(400, words, {"Connection": "close"})
         host = self._check_host(given[b"host"])
         reads = scope["method"] in READING_METHODS
-        is_open = scope["path"] in OPEN_PATHS or self._is_static(scope["path"])
+        path = scope["path"]
+        is_open = path in OPEN_PATHS or self._is_static(path)
+        if path in BROWSER_PAGES and reads:
+            is_open = opens_page(value.decode("latin-1") for value in given[b"accept"])
         state = scope.setdefault("state", {})
         if self._tokens and not is_open:
-            only_reads = reads or scope["path"] in READING_POSTS
+            only_reads = reads or path in READING_POSTS
             state["token"] = self._check_token(given[b"authorization"], only_reads)
             state["actor"] = self._tokens.name(state["token"])
         if not reads:
@@ -218,7 +231,10 @@ class Guard:
 # Where to listen, not what to be called: a page of any site may write to http://0.0.0.0.
 _EVERY_ADDRESS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104
 MAX_HOST_LENGTH = 260  # of DNS, and a port
-_LOOKED_AT = (b"host", b"origin", b"authorization", b"transfer-encoding", b"content-length")
+_LOOKED_AT = (
+    *(b"host", b"origin", b"authorization", b"accept"),
+    *(b"transfer-encoding", b"content-length"),
+)
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::([0-9]{0,5}))?")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -152,7 +152,18 @@ class Fleet(Protocol):
         ...
 
     async def dead_letters(self) -> list[dict[str, Any]]:
-        """Messages that were refused as malformed or poison."""
+        """Messages that were refused as malformed or poison; each has a `letter_id`."""
+        ...
+
+    async def drop_dead_letter(self, letter_id: str) -> bool:
+        """Whether it was there."""
+        ...
+
+    async def waiting(self, running: Mapping[str, int]) -> Mapping[str, int]:
+        """How many nodes wait for a worker, by handler; every known handler is there.
+
+        `running` is how many nodes of each handler run: a queue may hold these until they end.
+        """
         ...
 
     async def backlog(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any
 
 import orjson
@@ -10,6 +11,8 @@ from pydantic import Field
 from starlette.responses import Response
 
 from dovetail.api import responses
+from dovetail.api.events import chosen_kind
+from dovetail.api.outputs import JSON
 from dovetail.api.problems import InvalidRequest
 from dovetail.api.request_body import (
     DEFINITION_SCHEMA,
@@ -34,6 +37,7 @@ from dovetail.api.responses import (
     Limit,
     ProblemFound,
     Reply,
+    RunStatusName,
     Time,
     json_answer,
     location,
@@ -45,11 +49,16 @@ from dovetail.api.responses import (
 from dovetail.api.security import actor_of
 from dovetail.api.service import ApiService
 from dovetail.core.aliases import MAX_WEIGHTS
+from dovetail.core.definition.editor_schema import EditorHandler, add_handlers
+from dovetail.core.definition.model import definition_schema
 from dovetail.core.definition.validation import Checked
+from dovetail.core.definition.yaml_text import yaml_text
 from dovetail.core.errors import Changed, InvalidDefinition, NotFound, Problem
+from dovetail.engine.commands import MAX_LAST_RUNS, MAX_WORKFLOWS_WITH_RUNS
 from dovetail.engine.ports import Seen
 
 router = APIRouter(prefix="/workflows", tags=["workflows"])
+YAML = "application/yaml"
 
 
 class Registered(Reply):
@@ -63,6 +72,19 @@ class Validation(Reply):
     errors: list[ProblemFound]
     warnings: list[ProblemFound]
     layers: list[list[str]]
+    graph: GraphLayout | None = Field(
+        default=None,
+        description="with `graph=true`: where to draw it; null if the definition is not valid",
+    )
+
+
+class LastRun(Reply):
+    run_id: str
+    version: int | None
+    status: RunStatusName
+    created_at: Time
+    finished_at: Time | None
+    duration: float | None
 
 
 _Weights = Annotated[
@@ -77,6 +99,9 @@ class WorkflowItem(Reply):
     aliases: dict[str, AliasTarget]
     created_at: Time
     updated_at: Time
+    runs: list[LastRun] | None = Field(
+        default=None, description="with `runs`: its last runs, newest first"
+    )
 
 
 class Workflows(Reply):
@@ -145,7 +170,7 @@ _ALIAS = RequestBody(
             },
         ),
     },
-    {"weights": {"1": 90, "2": 10}},
+    {"version": 1},
 )
 IfMatch = Annotated[
     str | None,
@@ -200,7 +225,13 @@ async def register(
     },
     openapi_extra=_DEFINITION,
 )
-async def validate(request: Request, here: Here) -> Response:
+async def validate(
+    request: Request,
+    here: Here,
+    graph: Annotated[
+        bool, Query(description="with the `graph` of a valid definition, for an editor")
+    ] = False,
+) -> Response:
     try:
         checked = await check_definition(request, here, await read_source(request, here))
     except InvalidDefinition as error:  # a text that is no data at all is a finding like others
@@ -211,7 +242,34 @@ async def validate(request: Request, here: Here) -> Response:
         "warnings": [problem.as_dict() for problem in checked.warnings],
         "layers": checked.layers,
     }
+    if graph:
+        workflow = checked.workflow
+        found["graph"] = workflow and await here.commands.definition_graph(workflow)
     return json_answer(found)
+
+
+schema_router = APIRouter(tags=["workflows"])
+
+
+@schema_router.get(
+    "/schema",
+    summary="The JSON Schema of a definition, for editors",
+    response_model=dict[str, Any],
+    responses={
+        200: reply({"title": "Dovetail workflow", "type": "object"}, headers=ETAG),
+        304: NOT_MODIFIED,
+    },
+)
+async def schema(request: Request, here: Here, if_none_match: IfNoneMatch = None) -> Response:
+    """With the configs of the handlers that workers have announced."""
+    known = {
+        one["name"]: EditorHandler(one["name"], config=one["config_schema"])
+        for worker in await here.fleet.workers(with_schemas=True)
+        for one in worker["handler_details"]
+    }
+    found = definition_schema()
+    add_handlers(found, known.values())
+    return unless_known(request, found)
 
 
 async def _seen(request: Request, here: ApiService, name: str) -> Seen | None:
@@ -253,8 +311,29 @@ _ITEM = {
     response_model=Workflows,
     responses={200: reply({"items": [_ITEM], "next_cursor": None})},
 )
-async def workflows(here: Here, limit: Limit = 50, cursor: Cursor = None) -> Response:
-    return json_answer(await here.commands.workflows(limit=page_size(limit), cursor=cursor))
+async def workflows(
+    here: Here,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    runs: Annotated[
+        int,
+        Query(
+            ge=0,
+            le=MAX_LAST_RUNS,
+            description="so many of the last runs of each; a page then has "
+            f"at most {MAX_WORKFLOWS_WITH_RUNS} workflows",
+        ),
+    ] = 0,
+    q: Annotated[
+        str | None,
+        Query(
+            description="a part of the name, in any case; a page may then be empty though "
+            "another follows"
+        ),
+    ] = None,
+) -> Response:
+    found = await here.commands.workflows(limit=page_size(limit), cursor=cursor, runs=runs, q=q)
+    return json_answer(found)
 
 
 _WORKFLOW = {
@@ -270,7 +349,17 @@ _WORKFLOW = {
     "/{name}",
     summary="One version of a workflow",
     response_model=Workflow,
-    responses={200: reply(_WORKFLOW, headers=ETAG), 304: NOT_MODIFIED},
+    responses={
+        200: {
+            "description": "with `Accept: application/yaml` the definition alone, as YAML",
+            "headers": ETAG,
+            "content": {
+                JSON: {"example": _WORKFLOW},
+                YAML: {"schema": {"type": "string"}, "example": yaml_text(DEFINITION_EXAMPLE)},
+            },
+        },
+        304: NOT_MODIFIED,
+    },
 )
 async def workflow(
     name: str,
@@ -281,7 +370,12 @@ async def workflow(
     ] = None,
     if_none_match: IfNoneMatch = None,
 ) -> Response:
-    return unless_known(request, await here.commands.workflow(name, version or None))
+    found = await here.commands.workflow(name, version or None)
+    if chosen_kind(request.headers.get("accept", ""), YAML, JSON) == JSON:
+        return unless_known(request, found)
+    # In a thread: of 10,000 nodes it takes long.
+    text = await asyncio.to_thread(yaml_text, found["definition"])
+    return unless_known(request, text.encode(), f"{YAML}; charset=utf-8")
 
 
 @router.get(
@@ -394,7 +488,7 @@ async def history(name: str, here: Here, limit: Limit = 50, cursor: Cursor = Non
     summary="Let an alias name a version, or divide runs between versions by weights",
     response_model=Alias,
     responses={
-        200: reply({"name": "greet", "alias": "prod", "weights": {"1": 90, "2": 10}}),
+        200: reply({"name": "greet", "alias": "stable", "version": 1}),
         409: {},
         412: {},
     },

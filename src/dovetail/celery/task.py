@@ -54,7 +54,14 @@ from dovetail.core.transitions import Cancel, Submit
 from dovetail.core.values import NotJson, encode
 from dovetail.engine.limits import LocalLimits
 from dovetail.engine.ports import Calls, RateLimiter
-from dovetail.executor import WorkflowDAG, WorkflowResult, call_on_end, reusable, submission
+from dovetail.executor import (
+    WorkflowDAG,
+    WorkflowResult,
+    call_on_end,
+    report_ended,
+    reusable,
+    submission,
+)
 from dovetail.handlers.calls import RegistryCalls
 from dovetail.redis_client.url import CeleryConnection, from_celery, read, to_celery
 from dovetail.wiring.embedded import LocalEngine, buckets, registry_versions, shared_limits
@@ -113,6 +120,7 @@ class DagTask(Task):  # type: ignore[misc]
             prepared = prepare(request.id or os.urandom(8).hex(), dag, context, resume)
             on_end, patience = prepared.on_end, _patience(request)
             run, stopped = run_to_its_end(prepared, max_concurrency, redis_of(self.app), patience)
+            report_ended(run)
             call_on_end(on_end, RunStatus.FAILED if stopped else run.status)
             return _answer(run, _timeout(request) if stopped else None)
         except SoftTimeLimitExceeded:  # raised outside the run, or the run did not stop

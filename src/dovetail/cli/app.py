@@ -26,6 +26,7 @@ app = lazy_group(
         **_at("run", "run", "trigger"),
         **_at("batches", "batch"),
         **_at("services", "serve", "orchestrator", "worker"),
+        **_at("page", "open"),
         **_at("definitions", "validate"),
         **_at("graph", "graph"),
         **_at("definitions", "new", "schema"),

@@ -461,6 +461,8 @@ async def serve_until_stopped(
     from dovetail.api.connection import Sending
     from dovetail.api.server import serve, url_of
     from dovetail.api.service import ApiService
+    from dovetail.cli.page import announced_address
+    from dovetail.documents.api import router as documents_router
     from dovetail.telemetry.metrics import CONTENT_TYPE
 
     async with opened as (commands, fleet, duties, facts):
@@ -469,14 +471,18 @@ async def serve_until_stopped(
             return telemetry.page(await facts()), CONTENT_TYPE
 
         service = ApiService(commands, fleet, settings, hosts, metrics=metrics)
-        app = telemetry.app(create_app(service, __version__, telemetry.answered))
+        calls = [documents_router]
+        app = telemetry.app(create_app(service, __version__, telemetry.answered, calls))
         asked = asyncio.ensure_future(stopping.wait())
         most, sending = settings.max_connections, Sending(settings.send_timeout)
         serving = asyncio.ensure_future(serve(app, listening, service.closing, most, sending))
-        streams.say(f"dovetail serves {url_of(listening)}")
-        sys.stdout.flush()
+        url = url_of(listening)
+        announced = nullcontext() if settings.redis_url else announced_address(settings.db, url)
         try:
-            await asyncio.wait({serving, asked, *duties}, return_when=asyncio.FIRST_COMPLETED)
+            with announced:
+                streams.say(f"dovetail serves {url}")
+                sys.stdout.flush()
+                await asyncio.wait({serving, asked, *duties}, return_when=asyncio.FIRST_COMPLETED)
             if asked.done() and settings.shutdown_delay:
                 # Load balancers learn from /health/ready that they must send no more requests here;
                 # requests that come meanwhile are answered.

@@ -10,15 +10,16 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
-from typing import Any, NamedTuple, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from dovetail.cli import output as streams
 from dovetail.cli.board import Board, LiveView, PlainView
 from dovetail.cli.interruptible import Stopping, StopRequest, cancel_tasks, run_interruptible
 from dovetail.cli.node_report import failure_lines
 from dovetail.cli.output import FAILED, Write, json_bytes, print_lines
+from dovetail.cli.page import open_in_browser, page_beside, page_url, run_link
 from dovetail.cli.run_pool import Refreshed, cancel_all, cancel_from_thread, tick, wait_for_end
 from dovetail.cli.summary import (
     INTERRUPTED,
@@ -41,6 +42,9 @@ from dovetail.core.states import RunStatus
 from dovetail.engine.api import EngineApi
 from dovetail.engine.views import RunDetail
 from dovetail.handlers.registry import Registry
+
+if TYPE_CHECKING:
+    from dovetail.engine.api import ServedEngine
 
 SHOW_CURSOR = b"\x1b[?25h"
 
@@ -86,18 +90,21 @@ class Session:
         write: Write | None,
         handlers: Sequence[str] = (),
         definition: str | None = None,
+        *,
+        web: bool = False,
     ) -> None:
         """Without a registry the run is not driven here, only followed.
 
         With `write` the run is not shown; at its end it is written as one JSON document.
         `handlers` were loaded for it, and `definition` is its file; the commands that the ending
-        proposes repeat them.
+        proposes repeat them. With `web` a page shows it, in a terminal until a signal comes.
         """
         self._settings = settings
         self._registry = registry
         self._write = write
         self._handlers = handlers
         self._definition = definition
+        self._web = web
         self._paints = write is None and streams.is_terminal(sys.stdout)
         self._run_id = ""
         self._driven = registry is not None
@@ -113,9 +120,14 @@ class Session:
         async with self._open() as commands:
             shown = await begin(commands)
             self._run_id = shown.run_id
-            run = await self._follow(commands, shown, stopping)
-            if run is not None:
-                await self._print_end(commands, run, shown.since)
+            async with self._page(commands, shown.run_id) as url:
+                run = await self._follow(commands, shown, stopping)
+                if run is not None:
+                    await self._print_end(commands, run, shown.since)
+                    if url is not None and stopping.asked is None and self._paints:
+                        self._comment(f"the page stays at {url} until Ctrl-C")
+                        await stopping.wait()
+                        return 0 if run["status"] == RunStatus.COMPLETED else FAILED
         if run is None:
             run = await self._leave(shown, stopping.asked)
         if run is not None and run["status"] == RunStatus.COMPLETED:
@@ -128,6 +140,20 @@ class Session:
         if self._registry is None:
             return open_reader(self._settings)
         return open_engine(self._settings, self._registry)
+
+    @asynccontextmanager
+    async def _page(self, commands: EngineApi, run_id: str) -> AsyncIterator[str | None]:
+        """The address of its page, if one is wanted; its link is printed and opened."""
+        if not self._web or self._registry is None:
+            yield None
+            return
+        served = cast("ServedEngine", commands)  # the engine of this process
+        async with page_beside(served, self._settings, self._registry) as url:
+            link = run_link(url, run_id)
+            self._comment([("the page:  ", "dim"), (link, "bold")])
+            sys.stdout.flush()
+            await asyncio.to_thread(open_in_browser, link)
+            yield url
 
     async def _follow(
         self, commands: EngineApi, shown: Shown, stopping: Stopping
@@ -200,6 +226,9 @@ class Session:
                     plan = await commands.plan_retry(run["run_id"])
                     print_lines(fork_hint(run, short, self._definition, self._handlers))
                     streams.say(retry_hint(run["status"], short, plan, self._handlers))
+                if (url := page_url(self._settings)) is not None:
+                    link = run_link(url, run["run_id"])
+                    streams.say([("on the page:  ", "dim"), (link, "bold")])
             sys.stdout.flush()
         self._printed = True
 

@@ -117,8 +117,11 @@ class RemoteEngine:
     async def workflow(self, name: str, version: int | str | None = None) -> dict[str, Any]:
         return await self._get(at("workflows", name), version=version)
 
-    async def workflows(self, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
-        return await self._get(at("workflows"), limit=limit, cursor=cursor)
+    async def workflows(
+        self, *, limit: int = 50, cursor: str | None = None, runs: int = 0, q: str | None = None
+    ) -> dict[str, Any]:
+        query = {"limit": limit, "cursor": cursor, "runs": runs or None, "q": q}
+        return await self._get(at("workflows"), **query)
 
     async def versions(self, name: str) -> dict[str, Any]:
         return await self._get(at("workflows", name, "versions"))

@@ -15,19 +15,20 @@ end of the last, without pauses in between.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from dovetail import DovetailError
+from dovetail import DovetailError, NotFound
 from dovetail.documents.files import checked_id, default_out
 
 STARTED, EXTRACTED, KNOWN = "started", "extracted", "known"
@@ -172,6 +173,38 @@ def settle(
     if count and after is not before:
         observe(after)
     return after
+
+
+RUNS_ASKED_AT_ONCE = 32
+
+
+async def settle_ended(
+    get_run: Callable[..., Awaitable[Mapping[str, Any]]],
+    out: str | Path,
+    rows: Sequence[Measurement],
+) -> None:
+    """Ask `get_run` how the runs of these rows ended; a run that it does not know stays as it is.
+
+    Failed runs are asked, too: a retry may have succeeded since.
+    """
+
+    async def settle_one(row: Measurement) -> None:
+        try:
+            run = await get_run(row.key, nodes=False)
+        except NotFound:
+            return
+        if run["finished_at"] is None:
+            return
+        good = run["status"] == "COMPLETED"
+        if row.status == FAILED and not good:
+            return
+        ended_at = datetime.fromisoformat(run["finished_at"]).timestamp()
+        await asyncio.to_thread(
+            settle, out, row.document_id, row.key, good=good, ended_at=ended_at, count=False
+        )
+
+    for first in range(0, len(rows), RUNS_ASKED_AT_ONCE):
+        await asyncio.gather(*map(settle_one, rows[first : first + RUNS_ASKED_AT_ONCE]))
 
 
 def run_ended(params: Mapping[str, Any], run_id: str, status: str, *, count: bool = True) -> None:
@@ -376,6 +409,60 @@ class Statistics:
         if self.mean_confidence is not None:
             found.append(f"confidence {self.mean_confidence:.2f} on average")
         return found
+
+
+MAX_P95_SECONDS = 60.0
+MIN_SUCCESS = 0.95
+
+
+class ServiceLevel(NamedTuple):
+    """One figure against its limit. `ok` is None if the figure cannot be known."""
+
+    name: str
+    value: float | None
+    limit: float
+    ok: bool | None
+    sentence: str
+
+
+def service_levels(
+    found: Statistics,
+    *,
+    max_p95_seconds: float = MAX_P95_SECONDS,
+    min_success: float = MIN_SUCCESS,
+) -> list[ServiceLevel]:
+    """Whether the speed, the slowest twentieth and the share of successes are as they should be.
+
+    A figure that cannot be known, of too few documents, is no violation.
+    """
+    rate, p95, share = found.docs_per_hour, found.p95_seconds, found.success_rate
+    at_least, at_most = f"at least {found.target:,.0f}", f"at most {_lasting(max_p95_seconds)}"
+    percent = f"at least {100 * min_success:g} %"
+    shown_rate = "unknown" if rate is None else f"{rate:,.0f}"
+    shown_share = "unknown" if share is None else f"{math.floor(1000 * share) / 10:g} %"
+    return [
+        ServiceLevel(
+            "docs_per_hour",
+            rate,
+            found.target,
+            None if rate is None else rate >= found.target,
+            f"documents an hour: {shown_rate}, {at_least} wanted",
+        ),
+        ServiceLevel(
+            "p95_seconds",
+            p95,
+            max_p95_seconds,
+            None if p95 is None else p95 <= max_p95_seconds,
+            f"95 % took at most: {'unknown' if p95 is None else _lasting(p95)}, {at_most} wanted",
+        ),
+        ServiceLevel(
+            "success_rate",
+            share,
+            min_success,
+            None if share is None else share >= min_success,
+            f"succeeded: {shown_share}, {percent} wanted",
+        ),
+    ]
 
 
 def statistics_of(

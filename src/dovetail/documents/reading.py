@@ -307,6 +307,11 @@ def read(path: str | Path) -> Reading:
     return parse(load(path), path)
 
 
+def has_known_ending(path: str | Path) -> bool:
+    """Whether the name is that of a document, so that it is found in a folder."""
+    return Path(path).suffix.lower() in _KNOWN_ENDINGS
+
+
 def extension_warning(path: str | Path, kind: str) -> str | None:
     """A warning if the extension does not match the kind."""
     ending = Path(path).suffix.lower()

@@ -16,6 +16,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, replace
 from datetime import UTC, datetime
 from difflib import get_close_matches
@@ -25,8 +26,8 @@ from typing import Any, Protocol, TypeVar
 
 import orjson
 
-from dovetail import DovetailError, NotFound
-from dovetail.documents.files import is_result, remove
+from dovetail import Conflict, DovetailError, NotFound, PermanentError
+from dovetail.documents.files import is_result, read_file, remove
 from dovetail.documents.metrics import Measurement, MeasuringRule
 
 
@@ -88,6 +89,16 @@ class Review:
         return {**data, "locked": list(self.locked)}
 
 
+def extraction_of(review: Review) -> dict[str, Any]:
+    """What the JSON file of its document says, such as `confidences` and `warnings`; empty if the
+    file is gone."""
+    with suppress(OSError, ValueError, PermanentError):
+        found = orjson.loads(read_file(Path(review.json_path)))
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
 T = TypeVar("T")
 Rule = Callable[[Review | None], Review]
 
@@ -104,6 +115,9 @@ class ReviewStore(Protocol):
     def page(
         self, status: str | None, prefix: str, limit: int | None, after: str
     ) -> list[Review]: ...
+
+    def counts(self) -> dict[str, int]:
+        """How many reviews have each status."""
 
     def change(self, document_id: str, rule: Rule) -> Review:
         """Replace a review by the result of the rule, with no other change in between.
@@ -136,6 +150,9 @@ class SqlReviewStore(ABC):
     def page(self, status: str | None, prefix: str, limit: int | None, after: str) -> list[Review]:
         most = self.no_limit if limit is None else limit
         return [_review_of(row) for row in self._read("page", status, after, prefix, most)]
+
+    def counts(self) -> dict[str, int]:
+        return {row[0]: row[1] for row in self._read("counts")}
 
     def change(self, document_id: str, rule: Rule) -> Review:
         _, after = self._update("get", (document_id,), _review_of, rule, "put", _row_of)
@@ -237,16 +254,42 @@ class Reviews:
         return self._with_whole_paths(self._store.change(document_id, rule))
 
     def correct(
-        self, document_id: str, changes: Mapping[str, Any], *, by: str, now: float | None = None
+        self,
+        document_id: str,
+        changes: Mapping[str, Any],
+        *,
+        by: str,
+        seen: str | None = None,
+        now: float | None = None,
     ) -> Review:
-        """Set fields and lock them. Raises `NotFound`, `ReviewError`."""
+        """Set fields and lock them. Raises `NotFound`, `ReviewError`, and `Conflict` if the review
+        was changed after it was `seen`: that is its `updated_at` as `as_dict` has it."""
         at = time.time() if now is None else now
-        return self._decide(document_id, lambda before: corrected(before, changes, by, at))
+        return self._decide(document_id, lambda before: corrected(before, changes, by, at), seen)
 
-    def approve(self, document_id: str, *, by: str, now: float | None = None) -> Review:
-        """Approve; a second approval changes nothing. Raises `NotFound`."""
+    def approve(
+        self,
+        document_id: str,
+        changes: Mapping[str, Any] | None = None,
+        *,
+        by: str,
+        seen: str | None = None,
+        now: float | None = None,
+    ) -> Review:
+        """Approve, after these corrections if there are any; a second approval changes nothing.
+
+        Raises as `correct`.
+        """
         at = time.time() if now is None else now
-        return self._decide(document_id, lambda before: approved(before, by, at))
+
+        def decision(before: Review) -> Review:
+            return approved(corrected(before, changes, by, at) if changes else before, by, at)
+
+        return self._decide(document_id, decision, seen)
+
+    def counts(self) -> dict[str, int]:
+        """How many reviews have each status; creates no file."""
+        return dict.fromkeys(STATUSES, 0) | self._store.counts()
 
     def measure(self, document_id: str, key: str, rule: MeasuringRule) -> Change:
         """Change the measurement of one run by a rule; returns it before and after."""
@@ -266,10 +309,14 @@ class Reviews:
         """Close what is open; the next call opens it again."""
         self._store.close()
 
-    def _decide(self, document_id: str, decision: Callable[[Review], Review]) -> Review:
+    def _decide(
+        self, document_id: str, decision: Callable[[Review], Review], seen: str | None = None
+    ) -> Review:
         def rule(before: Review | None) -> Review:
             if before is None:
                 raise NotFound(f"no review of '{document_id}' in {self.out}")
+            if seen is not None and seen != _rfc3339(before.updated_at):
+                raise Conflict(f"the review of '{document_id}' was changed since; look at it again")
             return decision(before)
 
         rule(self._store.get(document_id))  # without a review, create no file

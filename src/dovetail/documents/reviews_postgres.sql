@@ -67,6 +67,10 @@ WHERE owner = $1 AND ($2::text IS NULL OR status = $2) AND document_id > $3
   AND document_id >= $4 AND starts_with(document_id, $4)
 ORDER BY document_id LIMIT $5;
 
+-- name: counts
+-- How many reviews have each status.
+SELECT status, count(*) FROM document_reviews WHERE owner = $1 GROUP BY status;
+
 -- name: put
 -- Inserts or replaces a review.
 INSERT INTO document_reviews (owner, document_id, file_path, sha256, extractor, fields, locked,

@@ -47,6 +47,10 @@ WHERE (?1 IS NULL OR status = ?1) AND document_id > ?2
   AND document_id >= ?3 AND substr(document_id, 1, length(?3)) = ?3
 ORDER BY document_id LIMIT ?4;
 
+-- name: counts
+-- How many reviews have each status.
+SELECT status, count(*) FROM document_reviews GROUP BY status;
+
 -- name: put
 -- Inserts or replaces a review.
 INSERT INTO document_reviews (document_id, file_path, sha256, extractor, fields, locked, status,

@@ -12,6 +12,7 @@ from math import inf
 from typing import Any, Literal, NamedTuple, Protocol
 
 from dovetail.core.aliases import AliasTarget
+from dovetail.core.definition.model import Workflow
 from dovetail.core.definition.source import Source
 from dovetail.core.definition.validation import Checked
 from dovetail.core.errors import Problem
@@ -91,7 +92,13 @@ class EngineApi(Protocol):
         ...
 
     async def workflow(self, name: str, version: int | str | None = None) -> dict[str, Any]: ...
-    async def workflows(self, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]: ...
+    async def workflows(
+        self, *, limit: int = 50, cursor: str | None = None, runs: int = 0, q: str | None = None
+    ) -> dict[str, Any]:
+        """With `runs`, each has so many of its last runs, at most 20; a page then has at most 100
+        workflows. `q` is a part of the name: then a page may be empty though another follows."""
+        ...
+
     async def versions(self, name: str) -> dict[str, Any]: ...
     async def diff_workflow(
         self, name: str, from_version: int | str | None, to_version: int | str | None = None
@@ -397,6 +404,10 @@ class ServedEngine(EngineApi, Protocol):
     `OutputReference` there, and is read while the reply is sent.
     """
 
+    async def definition_graph(self, definition: Workflow) -> dict[str, Any]:
+        """Where to draw the nodes and edges of a definition that need not be registered."""
+        ...
+
     async def load_run(self, run_id: str, budget: ReadBudget) -> RunState: ...
     async def with_results(
         self, run_id: str, *, partial: bool = False, budget: ReadBudget | None = None
@@ -441,6 +452,10 @@ class ServedEngine(EngineApi, Protocol):
 
     def dead_letters(self) -> Awaitable[list[dict[str, Any]]]:
         """Notifications that were given up, in the fields of `GET /dead-letters`."""
+        ...
+
+    def drop_dead_letter(self, letter_id: str) -> Awaitable[bool]:
+        """Whether it was there."""
         ...
 
     def check_writable(self) -> Awaitable[object]:

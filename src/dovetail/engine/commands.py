@@ -110,6 +110,15 @@ MAX_COUNTED_HOURS = 168
 """A week."""
 MAX_BATCHES_PER_PAGE = 100
 """In a page: each is counted."""
+MAX_SEARCHED_WORKFLOWS = 5_000
+"""For one page: a search that finds little ends after so many."""
+MAX_WORKFLOWS_WITH_RUNS = 100
+"""In a page that has the last runs of each."""
+WORKFLOWS_AT_ONCE = 10
+"""Whose last runs are read at the same time."""
+MAX_LAST_RUNS = 20
+"""Of each workflow in a list."""
+LAST_RUN_FIELDS = ("run_id", "version", "status", "created_at", "finished_at", "duration")
 MAX_SEARCHED_RUNS = 5_000
 SEARCH_SECONDS = 1.0
 """For one page of runs: a search that finds little ends after so much."""
@@ -166,6 +175,10 @@ async def _no_letters() -> list[dict[str, Any]]:
     return []
 
 
+async def _no_letter(letter_id: str) -> bool:
+    return False
+
+
 async def _never() -> None:
     await asyncio.Event().wait()
 
@@ -203,6 +216,7 @@ class Commands:
     """Raises what ended the store of this process, when something does."""
     dead_letters: Callable[[], Awaitable[list[dict[str, Any]]]] = _no_letters
     """Notifications that were given up, where messages do not travel between processes."""
+    drop_dead_letter: Callable[[str], Awaitable[bool]] = _no_letter
     max_config_bytes: int = MAX_CONFIG_SIZE
     """Of a node's rendered config."""
     actor: str = "unknown"
@@ -239,8 +253,41 @@ class Commands:
     async def workflow(self, name: str, version: int | str | None = None) -> dict[str, Any]:
         return await self.records.workflow(name, version)
 
-    async def workflows(self, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
-        return await self.records.workflows(limit=limit, cursor=cursor)
+    async def workflows(
+        self, *, limit: int = 50, cursor: str | None = None, runs: int = 0, q: str | None = None
+    ) -> dict[str, Any]:
+        if runs:
+            limit = min(limit, MAX_WORKFLOWS_WITH_RUNS)
+        if q:
+            page = await self._search_workflows(q, limit, cursor)
+        else:
+            page = await self.records.workflows(limit=limit, cursor=cursor)
+        items = page["items"] if runs else []
+        for first in range(0, len(items), WORKFLOWS_AT_ONCE):
+            part = items[first : first + WORKFLOWS_AT_ONCE]
+            found = await asyncio.gather(*(self._last_runs(item["name"], runs) for item in part))
+            for item, last in zip(part, found, strict=True):
+                item["runs"] = last
+            await asyncio.sleep(0)  # others get their turn, also where reading does not wait
+        return page
+
+    async def _search_workflows(self, q: str, limit: int, cursor: str | None) -> dict[str, Any]:
+        """A page that may be short or empty though another follows, as of `_search_runs`."""
+        found: list[dict[str, Any]] = []
+        examined = 0
+        while True:
+            page = await self.records.workflows(limit=limit - len(found), cursor=cursor)
+            found += [one for one in page["items"] if q.lower() in one["name"].lower()]
+            examined, cursor = examined + len(page["items"]), page["next_cursor"]
+            is_enough = examined >= MAX_SEARCHED_WORKFLOWS or len(found) * 2 >= limit
+            if cursor is None or is_enough:
+                return {"items": found, "next_cursor": cursor}
+            await asyncio.sleep(0)
+
+    async def _last_runs(self, workflow: str, count: int) -> list[dict[str, Any]]:
+        query = RunQuery(workflow=workflow, limit=min(count, MAX_LAST_RUNS), max_result_bytes=0)
+        found = await self.records.list_runs(query)
+        return [{name: run[name] for name in LAST_RUN_FIELDS} for run in found["items"]]
 
     async def versions(self, name: str) -> dict[str, Any]:
         return await self.records.versions(name)
@@ -296,6 +343,10 @@ class Commands:
 
     async def workflow_graph(self, name: str, version: int | str | None = None) -> dict[str, Any]:
         return await self._layout((await self._compile(name, version)).graph)
+
+    async def definition_graph(self, definition: Workflow) -> dict[str, Any]:
+        graph = await asyncio.to_thread(build_graph, definition, self.default_retries)
+        return await self._layout(graph)
 
     async def run_graph(self, run_id: str) -> dict[str, Any]:
         return await self._layout((await self.store.load(run_id, outputs=False)).graph)

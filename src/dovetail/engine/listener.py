@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from dovetail.core.dag import Graph
@@ -27,6 +29,38 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 log = logging.getLogger("dovetail.telemetry")
+
+
+class ClientCall:
+    """One call of a handler to another service. Telemetry extends it; this one reports nothing."""
+
+    headers: Mapping[str, str] = MappingProxyType({})
+    """To send along."""
+
+    def answered(self, attributes: Mapping[str, Any]) -> None:
+        """By the names of OpenTelemetry's semantic conventions."""
+
+    def failed(self, kind: str) -> None:
+        """`kind` is the type of the error."""
+
+
+ClientCalls = Callable[[str, Mapping[str, Any]], AbstractContextManager[ClientCall]]
+"""A call by its name and its first attributes; it lasts as long as the context."""
+_client_calls: list[ClientCalls] = []
+"""The listener of this process, if there is one."""
+
+
+def client_call(name: str, attributes: Mapping[str, Any]) -> AbstractContextManager[ClientCall]:
+    """A call to another service that begins now, as `hear_client_calls` asked for it."""
+    return _client_calls[-1](name, attributes) if _client_calls else nullcontext(_UNHEARD)
+
+
+def hear_client_calls(listener: ClientCalls | None) -> None:
+    """From now on this listener gets the calls of handlers in this process; None ends that."""
+    _client_calls[:] = [] if listener is None else [listener]
+
+
+_UNHEARD = ClientCall()
 
 
 def end_in(events: Sequence[Event]) -> RunStatus | None:

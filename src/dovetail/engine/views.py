@@ -179,6 +179,34 @@ def _node_wait(spec: NodeSpec, node: NodeState) -> NodeWait:
     return NodeWait(until)
 
 
+class RunWork(NamedTuple):
+    """What a run does at the moment, for a view over all runs."""
+
+    running: list[dict[str, Any]]
+    parked: list[tuple[str, float]]
+    """The `resource_tag` of each parked node, and until when."""
+
+
+def run_work(run: RunState) -> RunWork:
+    work = RunWork([], [])
+    for spec, node in zip(run.graph.nodes, run.nodes, strict=True):
+        if node.status is NodeStatus.RUNNING:
+            work.running.append(
+                {
+                    "run_id": run.id,
+                    "workflow": run.graph.name,
+                    "node": spec.id,
+                    "handler": spec.handler,
+                    "attempt": node.attempt,
+                    "worker": node.worker,
+                    "started_at": timestamp(node.started_at),
+                }
+            )
+        elif node.status is NodeStatus.QUEUED and node.phase is Phase.PARKED:
+            work.parked.append((spec.resource_tag or "", node.until or 0.0))
+    return work
+
+
 def result(run: RunState) -> Any:
     """The output of the only `output` node, else of every exit node by id."""
     graph = run.graph

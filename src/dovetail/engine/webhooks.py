@@ -41,6 +41,8 @@ BUSY_SECONDS = 0.5
 MAX_RESULT_BYTES = 256 << 10
 """A larger result is a reference, as in the API."""
 MAX_ERROR_CHARS = 500
+WEBHOOKS = "webhooks"
+"""The `stream` of dead letters that are notifications."""
 LATE_SECONDS = 60.0
 """A notification that is due for so long is sent by no process."""
 
@@ -93,7 +95,7 @@ def dead_letter(notification: Notification, reason: str) -> dict[str, Any]:
         "url": _shown(notification.url),
         "attempts": str(notification.attempts),
     }
-    return {"stream": "webhooks", "id": notification.id, "reason": reason, "fields": fields}
+    return {"stream": WEBHOOKS, "id": notification.id, "reason": reason, "fields": fields}
 
 
 def _shown(url: str) -> str:

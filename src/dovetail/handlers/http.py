@@ -24,6 +24,7 @@ import httpcore2
 import httpx2
 
 from dovetail.core.errors import PermanentError, RetryableError
+from dovetail.engine.listener import client_call
 from dovetail.handlers.http_rules import AddressGuard, HttpResponse, plain_host
 
 MAX_REDIRECTS = 5
@@ -106,6 +107,42 @@ async def exchange(
     errors of the network, `PermanentError` for requests that would be refused again.
     """
     request = _with_basic_auth(request)
+    with client_call(request.method, _attributes(request)) as call:
+        # A header of the definition goes before ours.
+        request = replace(request, headers={**call.headers, **request.headers})
+        try:
+            answer = await _exchange(
+                request, guard, timeout_seconds, max_bytes, stop_at, check_host
+            )
+        except (PermanentError, RetryableError) as error:
+            call.failed(error.type)
+            raise
+        call.answered({"http.response.status_code": answer.status_code})
+        if answer.status_code >= 400:
+            call.failed(str(answer.status_code))
+        return answer
+
+
+def _attributes(request: OutgoingRequest) -> dict[str, Any]:
+    """Of OpenTelemetry's conventions for HTTP clients; without what may be a secret."""
+    url = request.url
+    port = url.port or (443 if url.scheme == "https" else 80)
+    return {
+        "http.request.method": request.method,
+        "url.full": shown(url),
+        "server.address": url.host,
+        "server.port": port,
+    }
+
+
+async def _exchange(
+    request: OutgoingRequest,
+    guard: AddressGuard,
+    timeout_seconds: float,
+    max_bytes: int,
+    stop_at: Collection[int],
+    check_host: Callable[[str], None] | None,
+) -> HttpResponse:
     try:
         async with asyncio.timeout(timeout_seconds):
             for _ in range(MAX_REDIRECTS + 1):

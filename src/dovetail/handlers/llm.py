@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from ipaddress import ip_network
 from math import ceil, floor
 from typing import Annotated, Any, Literal, get_args
+from urllib.parse import urlsplit
 
 import orjson
 from pydantic import (
@@ -27,8 +28,9 @@ from pydantic import (
 )
 
 from dovetail.config import Settings, load_settings
-from dovetail.core.errors import PermanentError
+from dovetail.core.errors import PermanentError, RetryableError
 from dovetail.core.redaction import Redactor
+from dovetail.engine.listener import client_call
 from dovetail.handlers.context import Context
 from dovetail.handlers.external import http_client, take_time
 from dovetail.handlers.http_rules import (
@@ -347,6 +349,66 @@ async def ask_llm(config: dict[str, Any], *, idempotency_key: str) -> dict[str, 
 
 
 async def _ask(
+    settings: Settings,
+    guard: AddressGuard,
+    config: LlmConfig,
+    idempotency_key: str,
+    redact: Callable[[str], str],
+) -> dict[str, Any]:
+    """Inside a call that carries OpenTelemetry's attributes of generative AI."""
+    model = config.model or settings.llm_model or ("mock" if settings.llm_base_url is None else "")
+    with client_call(f"chat {model}".strip(), _asked(settings, config, model)) as call:
+        try:
+            answer = await _answer(settings, guard, config, idempotency_key, redact)
+        except (PermanentError, RetryableError) as error:
+            call.failed(error.type)
+            raise
+        usage = answer["usage"]
+        call.answered(
+            {
+                "gen_ai.response.model": answer["model"],
+                "gen_ai.usage.input_tokens": usage.get("prompt_tokens"),
+                "gen_ai.usage.output_tokens": usage.get("completion_tokens"),
+            }
+        )
+        return answer
+
+
+# By the end of the host's name; any other endpoint speaks the protocol of OpenAI.
+_PROVIDERS = {
+    "anthropic.com": "anthropic",
+    "azure.com": "azure.ai.openai",
+    "cohere.ai": "cohere",
+    "cohere.com": "cohere",
+    "deepseek.com": "deepseek",
+    "googleapis.com": "gcp.gemini",
+    "groq.com": "groq",
+    "mistral.ai": "mistral_ai",
+    "perplexity.ai": "perplexity",
+    "x.ai": "x_ai",
+}
+
+
+def _asked(settings: Settings, config: LlmConfig, model: str) -> dict[str, Any]:
+    base = settings.llm_base_url
+    wanted = config.response_format
+    parts = None if base is None else urlsplit(base)
+    host = "" if parts is None else parts.hostname or ""
+    found = (name for end, name in _PROVIDERS.items() if f".{host}".endswith(f".{end}"))
+    attributes: dict[str, Any] = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "mock" if base is None else next(found, "openai"),
+        "gen_ai.request.model": model,
+        "gen_ai.request.temperature": config.temperature,
+        "gen_ai.request.max_tokens": config.max_tokens,
+        "gen_ai.output.type": "json" if wanted and wanted.type != "text" else "text",
+    }
+    if parts is not None:
+        attributes |= {"server.address": host}
+    return {name: value for name, value in attributes.items() if value is not None}
+
+
+async def _answer(
     settings: Settings,
     guard: AddressGuard,
     config: LlmConfig,

@@ -22,11 +22,19 @@ OTHER = "(other)"
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 
 
+# As OpenTelemetry's conventions for generative AI advise.
+TOKENS = tuple(float(4**power) for power in range(14))
+OPERATION_SECONDS = tuple(0.01 * 2**power for power in range(14))
+_GEN_AI = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
+
+
 class Metric(NamedTuple):
     name: str
     kind: Literal["counter", "gauge", "histogram"]
     labels: tuple[str, ...]
     help: str
+    bounds: tuple[float, ...] = SECONDS
+    """Of the buckets of a histogram."""
 
 
 METRICS = (
@@ -87,7 +95,23 @@ METRICS = (
         ("route",),
         "From a request to the end of its answer",
     ),
+    Metric(
+        "gen_ai_client_token_usage",
+        "histogram",
+        (*_GEN_AI, "gen_ai_token_type"),
+        "Tokens of a call of llm_service",
+        TOKENS,
+    ),
+    Metric(
+        "gen_ai_client_operation_duration_seconds",
+        "histogram",
+        (*_GEN_AI, "error_type"),
+        "How long a call of llm_service took",
+        OPERATION_SECONDS,
+    ),
+    Metric("dovetail_build_info", "gauge", ("version", "python"), "1; what runs here"),
 )
+BOUNDS = {metric.name: metric.bounds for metric in METRICS}
 
 Labels = tuple[str, ...]
 Added = tuple[str, Labels, float | None]
@@ -141,16 +165,22 @@ EVENTS: dict[str, Callable[[Event, Graph], Added]] = {
 
 
 class Histogram:
-    """Counts of observed values by the buckets of `SECONDS` and one above, and their sum."""
+    """Counts of observed values by buckets and one above them, and their sum."""
 
-    __slots__ = ("counts", "sum")
+    __slots__ = ("bounds", "counts", "sum")
 
-    def __init__(self, counts: Sequence[int] | None = None, total: float = 0.0) -> None:
-        self.counts = [0] * (len(SECONDS) + 1) if counts is None else list(counts)
+    def __init__(
+        self,
+        counts: Sequence[int] | None = None,
+        total: float = 0.0,
+        bounds: Sequence[float] = SECONDS,
+    ) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1) if counts is None else list(counts)
         self.sum = total
 
     def add(self, value: float) -> None:
-        self.counts[bisect_left(SECONDS, value)] += 1
+        self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
     def merge(self, other: Histogram) -> None:
@@ -198,7 +228,9 @@ class Counters:
         histograms = self.histograms[name]
         if labels not in histograms and len(histograms) >= MAX_LABEL_SETS:
             labels = (OTHER,) * len(labels)
-        return histograms.setdefault(labels, Histogram())
+        if labels not in histograms:
+            histograms[labels] = Histogram(bounds=BOUNDS[name])
+        return histograms[labels]
 
     # ── several processes ────────────────────────────────────────────────────────────────
 
@@ -230,6 +262,7 @@ class Counters:
             made.counts[name] = {tuple(labels): many for labels, many in counts}
         for name, histograms in data["histograms"].items():
             made.histograms[name] = {
-                tuple(labels): Histogram(counts, total) for labels, counts, total in histograms
+                tuple(labels): Histogram(counts, total, BOUNDS[name])
+                for labels, counts, total in histograms
             }
         return made

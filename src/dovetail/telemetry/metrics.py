@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import socket
 import threading
 import weakref
@@ -25,6 +26,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from dovetail.config import env_name
 from dovetail.core.errors import DovetailError
-from dovetail.telemetry.counters import METRICS, SECONDS, Counters, Histogram, Metric
+from dovetail.telemetry.counters import METRICS, Counters, Histogram, Metric
 
 ENDED = "ended"
 """In the name of a file instead of a pid: the sum over processes that have ended."""
@@ -160,7 +162,7 @@ class _MetricsPage(Collector):
             yield self._family(metric)
 
     def _family(self, metric: Metric) -> Family:
-        name, kind, labels, text = metric
+        name, kind, labels, text, _ = metric
         if kind == "counter":
             counter = CounterMetricFamily(name.removesuffix("_total"), text, labels=labels)
             for counted, many in sorted(self.counters.counts[name].items()):
@@ -178,6 +180,8 @@ class _MetricsPage(Collector):
 
     def _gauges(self, name: str) -> list[tuple[list[str], float]]:
         facts = self.facts
+        if name == "dovetail_build_info":
+            return [([version("dovetail"), platform.python_version()], 1.0)]
         if name == "dovetail_queue_depth":
             return [
                 ([handler], depth) for handler, depth in sorted((facts.queue_depth or {}).items())
@@ -192,16 +196,18 @@ class _MetricsPage(Collector):
 def _cumulated(histogram: Histogram) -> list[tuple[str, float]]:
     total = 0
     found = []
-    for bound, count in zip((*map(str, SECONDS), "+Inf"), histogram.counts, strict=True):
+    bounds = (*map(str, histogram.bounds), "+Inf")
+    for bound, count in zip(bounds, histogram.counts, strict=True):
         total += count
         found.append((bound, float(total)))
     return found
 
 
 def page(counters: Counters, facts: ServiceFacts) -> bytes:
-    """The text of `/metrics`."""
+    """The text of `/metrics`, with the library's metrics of this process."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_MetricsPage(counters, facts))
+    registry.register(PROCESS_COLLECTOR)
     return generate_latest(registry)
 
 

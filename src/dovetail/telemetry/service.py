@@ -10,8 +10,10 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+import time
 import weakref
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,7 +24,7 @@ from dovetail.config import Settings, SettingsError
 from dovetail.core.dag import Graph
 from dovetail.core.events import Event
 from dovetail.core.states import RunStatus
-from dovetail.engine.listener import CallersOf
+from dovetail.engine.listener import CallersOf, ClientCall, hear_client_calls
 from dovetail.engine.ports import Calls, Sender
 from dovetail.telemetry import route_of
 from dovetail.telemetry.counters import Counters
@@ -69,11 +71,13 @@ class Telemetry:
         self._adding_up = threading.Lock()
         self._own_file: Path | None = None
         self._writing: threading.Timer | None = None
+        hear_client_calls(self.client_call)
 
     def watch_queue(self, depths: Callable[[], Mapping[str, int]]) -> None:
         self.depths = depths
 
     def close(self) -> None:
+        hear_client_calls(None)
         if self.tracing is not None:
             self.tracing.close()
         if self._own_file is not None:
@@ -145,6 +149,32 @@ class Telemetry:
         from dovetail.telemetry.tracing import TracedCalls
 
         return TracedCalls(self.tracing, calls, caller_of)
+
+    # ── calls of handlers ────────────────────────────────────────────────────────────────
+
+    @contextmanager
+    def client_call(self, name: str, attributes: Mapping[str, Any]) -> Iterator[ClientCall]:
+        """With a span, where calls are traced; a call of generative AI is counted."""
+        began = time.monotonic()
+        traced = (
+            nullcontext(ClientCall())
+            if self.tracing is None
+            else self.tracing.client_call(name, attributes)
+        )
+        with traced as span:
+            if "gen_ai.operation.name" not in attributes:
+                yield span
+                return
+            call = _CountedCall(span, self.counters, attributes)
+            try:
+                yield call
+            except BaseException as error:
+                call.kind = call.kind or type(error).__name__
+                raise
+            finally:
+                call.end(time.monotonic() - began)
+                if self._own_file is not None:
+                    self._write_soon()
 
     # ── hooks of the API ─────────────────────────────────────────────────────────────────
 
@@ -232,6 +262,34 @@ class Telemetry:
             part.replace(self._own_file)
         except OSError:  # the parent has deleted the folder: no scrape will ask for these counts
             pass
+
+
+class _CountedCall(ClientCall):
+    """A call of generative AI, for its two metrics."""
+
+    def __init__(self, span: ClientCall, counters: Counters, attributes: Mapping[str, Any]) -> None:
+        self._span = span
+        self._counters = counters
+        names = ("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model")
+        self._labels = tuple(str(attributes.get(name, "")) for name in names)
+        self.headers = span.headers
+        self.kind = ""
+
+    def answered(self, attributes: Mapping[str, Any]) -> None:
+        self._span.answered(attributes)
+        for token_type in ("input", "output"):
+            tokens = attributes.get(f"gen_ai.usage.{token_type}_tokens")
+            if tokens is not None:
+                labels = (*self._labels, token_type)
+                self._counters.observe("gen_ai_client_token_usage", labels, tokens)
+
+    def failed(self, kind: str) -> None:
+        self.kind = kind
+        self._span.failed(kind)
+
+    def end(self, seconds: float) -> None:
+        labels = (*self._labels, self.kind)
+        self._counters.observe("gen_ai_client_operation_duration_seconds", labels, seconds)
 
 
 def open_telemetry(

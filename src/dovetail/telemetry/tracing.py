@@ -43,7 +43,7 @@ from dovetail.core.caching import Caching
 from dovetail.core.dag import Graph
 from dovetail.core.events import RUN_ENDS, Event
 from dovetail.core.transitions import Stop
-from dovetail.engine.listener import CallersOf
+from dovetail.engine.listener import CallersOf, ClientCall
 from dovetail.engine.ports import Call, Calls, OnLines, Report, Sender, Task
 from dovetail.telemetry import NO_ROUTE, route_of
 
@@ -190,19 +190,53 @@ class Tracing:
         ) as span:
             yield span
 
+    # ── a call of a handler to another service ───────────────────────────────────────────
+
+    @contextmanager
+    def client_call(self, name: str, attributes: Mapping[str, Any]) -> Iterator[TracedClientCall]:
+        """A child of the current span: that of the node, or of the call around it."""
+        with self._sdk()[1].start_as_current_span(
+            name,
+            kind=SpanKind.CLIENT,
+            attributes=dict(attributes),
+            record_exception=False,
+            set_status_on_exception=False,
+        ) as span:
+            yield TracedClientCall(span)
+
     # ── a request ────────────────────────────────────────────────────────────────────────
 
     @contextmanager
-    def request(self, method: str, headers: Mapping[str, str]) -> Iterator[Span]:
+    def request(
+        self, method: str, headers: Mapping[str, str], attributes: Mapping[str, Any]
+    ) -> Iterator[Span]:
         """A child of the caller's span, if the caller sent one."""
         with self._sdk()[1].start_as_current_span(
             method,
             context=_propagator.extract(dict(headers), Context()),
             kind=SpanKind.SERVER,
+            attributes=dict(attributes),
             record_exception=False,
             set_status_on_exception=False,
         ) as span:
             yield span
+
+
+class TracedClientCall(ClientCall):
+    """A call with a span. What it sends along names the span as the parent."""
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+        self.headers = {"traceparent": traceparent(span.get_span_context())}
+
+    def answered(self, attributes: Mapping[str, Any]) -> None:
+        for name, value in attributes.items():
+            if value is not None:
+                self._span.set_attribute(name, value)
+
+    def failed(self, kind: str) -> None:
+        self._span.set_attribute("error.type", kind)
+        self._span.set_status(Status(StatusCode.ERROR))
 
 
 class TracedSender:
@@ -338,17 +372,50 @@ class TracedApp:
                 status = message["status"]
             await send(message)
 
-        with self._tracing.request(scope["method"], _headers(scope)) as span:
+        attributes = _request_attributes(scope)
+        method = attributes["http.request.method"]
+        name = "HTTP" if method == OTHER_METHOD else method
+        with self._tracing.request(name, _headers(scope), attributes) as span:
             try:
                 await self._app(scope, receive, sending)
             finally:
                 if (route := route_of(scope)) != NO_ROUTE:
-                    span.update_name(f"{scope['method']} {route}")
+                    span.update_name(f"{name} {route}")
                     span.set_attribute("http.route", route)
-                span.set_attribute("http.request.method", scope["method"])
-                span.set_attribute("http.response.status_code", status)
+                if status:
+                    span.set_attribute("http.response.status_code", status)
                 if status == 0 or status >= 500:
+                    span.set_attribute("error.type", str(status) if status else "aborted")
                     span.set_status(Status(StatusCode.ERROR))
+
+
+KNOWN_METHODS = frozenset(
+    {"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"}
+)
+OTHER_METHOD = "_OTHER"
+
+
+def _request_attributes(scope: Any) -> dict[str, Any]:
+    """Of OpenTelemetry's conventions for HTTP servers, without the query: it may be anything."""
+    method = scope["method"]
+    found: dict[str, Any] = {
+        "http.request.method": method if method in KNOWN_METHODS else OTHER_METHOD,
+        "url.path": scope["path"],
+        "url.scheme": scope.get("scheme", "http"),
+        "network.protocol.version": scope.get("http_version", "1.1"),
+    }
+    if method not in KNOWN_METHODS:
+        found["http.request.method_original"] = method
+    if server := scope.get("server"):
+        found["server.address"] = server[0]
+        if server[1] is not None:
+            found["server.port"] = server[1]
+    if client := scope.get("client"):
+        found["client.address"] = client[0]
+    for name, value in scope["headers"]:
+        if name == b"user-agent":
+            found["user_agent.original"] = value.decode("latin-1")
+    return found
 
 
 def read(text: str | None) -> SpanContext | None:

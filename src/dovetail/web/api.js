@@ -5,6 +5,7 @@ const PREFIX = "/api/v1";
 const TOKEN = "dovetail.token";
 const SILENCE_MS = 40000; // the server sends a comment every 15 s
 const MAX_BACKOFF_MS = 5000;
+const HIDDEN_MS = 3000;
 
 // Whether the server answers. `generation` grows with each new token: screens then load anew.
 export const connection = createStore({ lost: false });
@@ -43,9 +44,15 @@ export function withQuery(base, query) {
   return given.length ? `${base}?${new URLSearchParams(given)}` : base;
 }
 
+function withToken(headers) {
+  return token() === null ? { ...headers } : { ...headers, Authorization: `Bearer ${token()}` };
+}
+
+// A call as it is, whatever its reply.
+export const rawCall = (method, where, headers, body) => fetch(where, { method, headers: withToken(headers), body, cache: "no-store" });
+
 async function send(method, where, { body, headers = {}, signal } = {}) {
-  const sent = { ...headers };
-  if (token() !== null) sent.Authorization = `Bearer ${token()}`;
+  const sent = withToken(headers);
   if (body !== undefined && typeof body !== "string") {
     sent["Content-Type"] = "application/json";
     body = JSON.stringify(body);
@@ -90,9 +97,32 @@ export async function reread(where, known, signal) {
   return { value: await reply.json(), tag: reply.headers.get("ETag"), seq: Number(reply.headers.get("Last-Event-Id")) };
 }
 
-export async function post(where, body, headers) {
-  const reply = await send("POST", where, { body, headers });
+export async function post(where, body, headers, signal) {
+  const reply = await send("POST", where, { body, headers, signal });
   return reply.status === 204 ? null : reply.json();
+}
+
+export async function put(where, body, headers) {
+  return (await send("PUT", where, { body, headers })).json();
+}
+
+export async function remove(where, headers) {
+  await send("DELETE", where, { headers });
+}
+
+export async function getText(where, accept, signal) {
+  return (await send("GET", where, { headers: { Accept: accept }, signal })).text();
+}
+
+// A file as an address that an image can have; it needs the token, so `src` alone cannot load it.
+export async function dataUrl(where, signal) {
+  const blob = await (await send("GET", where, { signal })).blob();
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result);
+    reader.onerror = () => reject(new Problem(0, "The file cannot be shown."));
+    reader.readAsDataURL(blob);
+  });
 }
 
 export async function download(where, accept, name) {
@@ -110,8 +140,13 @@ export function save(blob, name) {
 
 export const pause = (ms, signal) =>
   new Promise((resolve) => {
-    const timer = setTimeout(resolve, ms);
-    signal?.addEventListener("abort", () => { clearTimeout(timer); resolve(); }, { once: true });
+    const done = () => {
+      clearTimeout(timer);
+      signal?.removeEventListener("abort", done);
+      resolve();
+    };
+    const timer = setTimeout(done, ms);
+    signal?.addEventListener("abort", done);
   });
 
 // Follows a stream of events until it has ended for good; comes back after a break where it was.
@@ -122,22 +157,27 @@ export async function follow(where, { after, first = null, onEvents, onOpen, sig
   let last = after === undefined ? null : String(after);
   let failures = 0;
   while (!signal.aborted) {
+    await shown(signal);
     const headers = { Accept: "text/event-stream" };
     if (last !== null) headers["Last-Event-ID"] = last;
+    const open = whileShown(signal);
     try {
-      const reply = await send("GET", where, { headers, signal });
+      const reply = await send("GET", where, { headers, signal: open.signal });
       if (reply.status === 204) return;
       failures = 0;
       last ??= reply.headers.get("Last-Event-ID"); // where it begins: it may break off before the first event
       onOpen?.();
-      for await (const frames of framesOf(reply.body, signal)) {
+      for await (const frames of framesOf(reply.body, open.signal)) {
         last = frames.at(-1).id ?? last;
         onEvents(frames.map((frame) => JSON.parse(frame.data)));
       }
     } catch (error) {
-      if (signal.aborted || error.name === "AbortError") return;
+      if (signal.aborted) return;
+      if (open.signal.aborted) continue;
       if (error.status === 410) last = null; // events are missing: `onOpen` reads everything anew
       else if (error instanceof Problem && error.status !== 0 && error.status !== 429 && error.status !== 503) throw error;
+    } finally {
+      open.abort(); // its listeners go, too
     }
     last ??= first;
     await pause(Math.min(500 * 2 ** failures++, MAX_BACKOFF_MS), signal);
@@ -170,6 +210,41 @@ export function onRunEvents(listener) {
     leavingFeed?.abort();
     leavingFeed = null;
   };
+}
+
+// A browser has six connections to a server over HTTP/1.1, for all tabs together: a tab that nobody
+// looks at gives its streams back, and goes on where it was when it is looked at again.
+function shown(signal) {
+  return new Promise((resolve) => {
+    if (!document.hidden || signal.aborted) return resolve();
+    const look = () => {
+      if (document.hidden && !signal.aborted) return;
+      document.removeEventListener("visibilitychange", look);
+      resolve();
+    };
+    document.addEventListener("visibilitychange", look);
+    signal.addEventListener("abort", look, { once: true });
+    return undefined;
+  });
+}
+
+// Aborts with the given signal, and once the tab has been hidden for a while.
+function whileShown(signal) {
+  const open = new AbortController();
+  let timer = null;
+  const look = () => {
+    clearTimeout(timer);
+    timer = document.hidden ? setTimeout(() => open.abort(), HIDDEN_MS) : null;
+  };
+  const stop = () => open.abort();
+  document.addEventListener("visibilitychange", look);
+  signal.addEventListener("abort", stop, { once: true });
+  open.signal.addEventListener("abort", () => {
+    clearTimeout(timer);
+    document.removeEventListener("visibilitychange", look);
+    signal.removeEventListener("abort", stop);
+  }, { once: true });
+  return open;
 }
 
 async function* framesOf(body, signal) {

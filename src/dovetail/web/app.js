@@ -1,12 +1,11 @@
 // The page's frame: the bar on top, the token, the connection, and the screen of the address.
-import { html, render, useEffect, useState } from "./html.js";
-import { auth, connection, forgetToken, hasToken, useToken } from "./api.js";
-import { link, route } from "./route.js";
+import { html, render, useEffect, useRef, useState } from "./html.js";
+import { auth, connection, forgetToken, get, hasToken, useToken } from "./api.js";
+import { go, link, route } from "./route.js";
 import { RunScreen } from "./run.js";
 import { RunsScreen } from "./runs.js";
 import { useStore } from "./store.js";
-import { Empty } from "./ui.js";
-import { WorkflowScreen, WorkflowsScreen } from "./workflows.js";
+import { Empty, Later } from "./ui.js";
 
 function TokenForm({ wrong }) {
   const [given, setGiven] = useState("");
@@ -25,13 +24,52 @@ function TokenForm({ wrong }) {
   </main>`;
 }
 
+const workflows = () => import("./workflows.js");
+const workflow = () => import("./workflow.js");
+const editor = () => import("./editor.js");
+const operations = () => import("./operations.js");
+const batches = () => import("./batches.js");
+const documents = () => import("./documents.js");
+const palette = () => import("./palette.js");
+
 function Screen({ at }) {
   const [first, second, third] = at.parts;
   if (first === "runs" && second === undefined) return html`<${RunsScreen} query=${at.query} />`;
   if (first === "runs") return html`<${RunScreen} key=${second} id=${second} tab=${third} query=${at.query} />`;
-  if (first === "workflows" && second === undefined) return html`<${WorkflowsScreen} />`;
-  if (first === "workflows") return html`<${WorkflowScreen} key=${second} name=${second} query=${at.query} />`;
-  return html`<main><${Empty}>There is no such screen. <a href=${link(["runs"])}>All runs</a><//></main>`;
+  if (first === "workflows" && second === undefined) return html`<${Later} key="workflows" load=${workflows} part="WorkflowsScreen" isScreen query=${at.query} />`;
+  if (first === "workflows") return html`<${Later} key=${`workflow ${second}`} load=${workflow} part="WorkflowScreen" isScreen name=${second} tab=${third} query=${at.query} />`;
+  if (first === "editor") return html`<${Later} key=${`${at.query.workflow}@${at.query.version}`} load=${editor} part="EditorScreen" isScreen query=${at.query} />`;
+  if (first === "operations") return html`<${Later} load=${operations} part="OperationsScreen" isScreen section=${second} />`;
+  if (first === "batches" && second === undefined) return html`<${Later} key="batches" load=${batches} part="BatchesScreen" isScreen />`;
+  if (first === "batches") return html`<${Later} key=${second} load=${batches} part="BatchScreen" isScreen id=${second} query=${at.query} />`;
+  if (first === "documents" && second === undefined) return html`<${Later} key="documents" load=${documents} part="DocumentsScreen" isScreen query=${at.query} />`;
+  if (first === "documents") return html`<${Later} key=${second} load=${documents} part="ReviewScreen" isScreen id=${second} />`;
+  return html`<main tabindex="-1"><h1>Not found</h1><${Empty}>There is no such screen. <a href=${link(["runs"])}>All runs</a><//></main>`;
+}
+
+// ── keys ────────────────────────────────────────────────────────────────────────────────
+
+// The element itself, not the host of the shadow root that it is in.
+const isTyping = (target) => target.isContentEditable || ["INPUT", "TEXTAREA", "SELECT"].includes(target.tagName);
+const JUMPS = { r: ["runs"], w: ["workflows"], n: ["editor"], b: ["batches"], o: ["operations", "workers"], q: ["operations", "queues"], l: ["operations", "limits"], x: ["operations", "letters"], d: ["documents"] };
+
+// Ctrl-K, ?, / and g with a letter.
+function useKeys(open) {
+  const jumps = useRef(0);
+  useEffect(() => {
+    const pressed = (event) => {
+      if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "k") open("palette");
+      else if (event.ctrlKey || event.metaKey || event.altKey || isTyping(event.composedPath()[0]) || document.querySelector("dialog[open]")) return;
+      else if (event.key === "?") open("keys");
+      else if (event.key === "/") document.querySelector('main input[type="search"]')?.focus();
+      else if (event.key === "g") jumps.current = event.timeStamp;
+      else if (JUMPS[event.key] && event.timeStamp - jumps.current < 1000) go(JUMPS[event.key]);
+      else return;
+      event.preventDefault();
+    };
+    document.addEventListener("keydown", pressed);
+    return () => document.removeEventListener("keydown", pressed);
+  }, []);
 }
 
 function App() {
@@ -39,23 +77,36 @@ function App() {
   const { lost } = useStore(connection);
   const { needed, wrong, generation } = useStore(auth);
   const [section] = at.parts;
+  const [overlay, setOverlay] = useState(null);
+  const [hasDocuments, setDocuments] = useState(false);
+  useKeys(setOverlay);
+  useEffect(() => setOverlay(null), [at.parts.join("/")]);
+  useEffect(() => {
+    if (!needed) get("/documents").then((found) => setDocuments(found.in_use), () => {});
+  }, [needed, generation]);
+  const bar = useRef(null);
+  // On a phone not all screens fit into the bar: the current one is scrolled into view.
+  useEffect(() => bar.current.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" }), [section, hasDocuments]);
+  const shown = section === "editor" ? "workflows" : section;
+  const to = (words, parts) => html`<a href=${link(parts)} aria-current=${shown === parts[0] ? "page" : null}>${words}</a>`;
   useEffect(() => {
     const parts = at.parts.length > 1 ? `${at.parts[1]} · ` : "";
     document.title = `${parts}Dovetail`;
   }, [at]);
   return html`
-    <a class="skip" href="#main" onClick=${(e) => { e.preventDefault(); document.querySelector("main")?.focus(); }}>To the content</a>
     <header class="top">
+      <button class="skip" onClick=${() => document.querySelector("main")?.focus()}>To the content</button>
       <a class="brand" href=${link(["runs"])}>Dovetail</a>
-      <nav aria-label="Screens">
-        <a href=${link(["runs"])} aria-current=${section === "runs" ? "page" : null}>Runs</a>
-        <a href=${link(["workflows"])} aria-current=${section === "workflows" ? "page" : null}>Workflows</a>
+      <nav aria-label="Screens" ref=${bar}>
+        ${to("Runs", ["runs"])}${to("Workflows", ["workflows"])}${to("Batches", ["batches"])}${to("Operations", ["operations"])}${hasDocuments && to("Documents", ["documents"])}
       </nav>
       <span class="grow"></span>
+      ${!needed && html`<button class="find" aria-keyshortcuts="Control+K" onClick=${() => setOverlay("palette")} aria-label="Find"><span aria-hidden="true">⌕ <span class="words">Find…</span> <kbd>Ctrl-K</kbd></span></button>`}
       ${hasToken() && !needed && html`<button class="quiet" onClick=${forgetToken}>Forget the token</button>`}
     </header>
     <div role="status" aria-live="polite">${lost && html`<p class="lost">The server does not answer. The page shows the last known state and tries again.</p>`}</div>
-    ${needed ? html`<${TokenForm} key=${wrong} wrong=${wrong} />` : html`<${Screen} key=${generation} at=${at} />`}`;
+    ${needed ? html`<${TokenForm} key=${wrong} wrong=${wrong} />` : html`<${Screen} key=${generation} at=${at} />`}
+    ${overlay && !needed && html`<${Later} load=${palette} part="Overlay" isOverlay what=${overlay} documents=${hasDocuments} open=${setOverlay} close=${() => setOverlay((now) => (now === overlay ? null : now))} />`}`;
 }
 
 render(html`<${App} />`, document.getElementById("app"));

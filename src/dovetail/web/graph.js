@@ -2,16 +2,18 @@
 // painted on a canvas; boxes that can be read are links, and only those in view are in the document.
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./html.js";
 import { path } from "./api.js";
-import { itemsWords } from "./items.js";
+import { itemsShort } from "./items.js";
 import { HEIGHT, WIDTH, prepared, useLayout } from "./layout.js";
 import { go, link, route, setQuery } from "./route.js";
 import { Empty, Loading, NODE_STATES, Rows, STATES, State, Trouble, useNarrow } from "./ui.js";
 
 const MAX_BOXES = 250; // in the document
 const LEAST_READABLE = 0.42;
+const LEAST_OPENED = 0.15;
 const MAX_LINES = 20000; // painted at once
 const MAX_LINES_MOVING = 3000;
 const COLLAPSED_FROM = 1500; // nodes: with more of them, each layer is one box at first
+const [WIDE_FROM, WIDE_LAYER] = [300, 60]; // and with so many if a layer is wider than a screen
 const [LAYER_WIDTH, LAYER_HEIGHT, LAYER_GAP] = [420, 60, 40];
 const [MAP_WIDTH, MAP_HEIGHT] = [170, 110];
 const BEYOND = 0.3; // of the view: boxes there are in the document before they are seen
@@ -156,6 +158,15 @@ function useView(frame, shape, size, paint) {
     touched.current = false;
     move(fitted());
   };
+  // How it opens: whole, or, if that were a strip of dots, as high as the view around one place.
+  const opened = (at) => {
+    const whole = fitted();
+    if (whole.zoom >= LEAST_OPENED) return whole;
+    const zoom = clamp(size.height / (shape.height + 20), LEAST_OPENED, 0.6);
+    const [x, y] = at ? [at.x + WIDTH / 2, at.y + HEIGHT / 2] : [shape.width / 2, Math.min(shape.height, size.height / zoom) / 2];
+    const isLow = shape.height * zoom <= size.height;
+    return { zoom, x: size.width / 2 - x * zoom, y: isLow ? (size.height - shape.height * zoom) / 2 : Math.min(8, size.height / 2 - y * zoom) };
+  };
   const zoomBy = (factor, px = size.width / 2, py = size.height / 2) => {
     touched.current = true;
     const now = view.current;
@@ -233,7 +244,7 @@ function useView(frame, shape, size, paint) {
     element.addEventListener("wheel", listener, { passive: false });
     return () => element.removeEventListener("wheel", listener);
   }, []);
-  return { view, touched, ask, move, fit, fitted, zoomBy, shift, show, handlers };
+  return { view, touched, ask, move, fit, opened, zoomBy, shift, show, handlers };
 }
 
 // ── what is seen ────────────────────────────────────────────────────────────────────────
@@ -268,7 +279,7 @@ function within(shape, view, size, width, height) {
 
 function Box({ node, at, chosen, cursor, match, href }) {
   const [icon, word] = STATES[node.status] ?? ["", "none"];
-  const note = node.items ? itemsWords(node.items) : node.progress?.fraction ? `${Math.round(100 * node.progress.fraction)} %` : null;
+  const note = node.items ? itemsShort(node.items) : node.progress?.fraction ? `${Math.round(100 * node.progress.fraction)} %` : null;
   const classes = ["box", `box-${word}`, chosen && "chosen", cursor && "cursor", match && "match", node.mark && `mark-${node.mark}`].filter(Boolean).join(" ");
   return html`<a class=${classes} href=${href} tabindex="-1" title=${`${node.id}${node.status ? `: ${word}` : ""}`} aria-label=${`${node.id}${node.status ? `, ${word}` : ""}${node.mark ? `, ${node.mark}` : ""}`}
     style=${{ left: `${at.x}px`, top: `${at.y}px`, width: `${WIDTH}px`, height: `${HEIGHT}px` }}>
@@ -307,7 +318,8 @@ export function GraphView({ nodes, where, query, href }) {
 }
 
 function Drawing({ nodes, layout, query, href, plain }) {
-  const isCollapsed = query.collapse ? query.collapse === "1" : nodes.length > COLLAPSED_FROM;
+  const isLarge = useMemo(() => nodes.length > COLLAPSED_FROM || (nodes.length > WIDE_FROM && layout.layers.some((ids) => ids.length > WIDE_LAYER)), [layout]);
+  const isCollapsed = query.collapse ? query.collapse === "1" : isLarge;
   const shape = useMemo(() => (isCollapsed ? collapsed(layout) : layout), [layout, isCollapsed]);
   const groups = useMemo(() => (isCollapsed ? countsByLayer(nodes, layout) : null), [nodes, layout, isCollapsed]);
   const byId = useMemo(() => new Map(nodes.map((node) => [node.id, node])), [nodes]);
@@ -325,7 +337,9 @@ function Drawing({ nodes, layout, query, href, plain }) {
   const [boxWidth, boxHeight] = isCollapsed ? [LAYER_WIDTH, LAYER_HEIGHT] : [WIDTH, HEIGHT];
 
   const paint = (view, isMoving) => {
+    if (!board.current) return; // the graph was left before its next frame
     palette.current ??= colours();
+    if (!board.current) return; // left between two frames
     const context = sized(board.current, size.width, size.height);
     const readable = view.zoom >= LEAST_READABLE ? within(shape, view, size, boxWidth, boxHeight) : null;
     paintLines(context, shape, view, size, palette.current, chosen, isMoving ? MAX_LINES_MOVING : MAX_LINES);
@@ -342,13 +356,17 @@ function Drawing({ nodes, layout, query, href, plain }) {
   };
 
   const mapScale = Math.min(MAP_WIDTH / shape.width, MAP_HEIGHT / shape.height);
+  const [mapX, mapY] = [(MAP_WIDTH - shape.width * mapScale) / 2, (MAP_HEIGHT - shape.height * mapScale) / 2];
   const paintMap = (view) => {
-    if (!map.current) return;
+    // Where all is in view, it would only hide some of it.
+    const isWhole = view.x >= -1 && view.y >= -1 && view.x + shape.width * view.zoom <= size.width + 1 && view.y + shape.height * view.zoom <= size.height + 1;
+    map.current.hidden = isWhole;
+    if (isWhole) return;
     const kept = picture.current;
     if (kept.nodes !== nodes || kept.shape !== shape || !kept.canvas) {
       kept.canvas ??= document.createElement("canvas");
       const context = sized(kept.canvas, MAP_WIDTH, MAP_HEIGHT);
-      const small = { zoom: mapScale, x: 0, y: 0 };
+      const small = { zoom: mapScale, x: mapX, y: mapY };
       if (isCollapsed) paintLayers(context, groups, shape, small, palette.current);
       else paintNodes(context, nodes, shape, small, { width: MAP_WIDTH, height: MAP_HEIGHT }, palette.current, new Set());
       kept.nodes = nodes;
@@ -358,15 +376,15 @@ function Drawing({ nodes, layout, query, href, plain }) {
     context.drawImage(kept.canvas, 0, 0, MAP_WIDTH, MAP_HEIGHT);
     context.strokeStyle = palette.current.ink;
     context.lineWidth = 1;
-    context.strokeRect((-view.x / view.zoom) * mapScale, (-view.y / view.zoom) * mapScale, (size.width / view.zoom) * mapScale, (size.height / view.zoom) * mapScale);
+    context.strokeRect(mapX - (view.x / view.zoom) * mapScale, mapY - (view.y / view.zoom) * mapScale, (size.width / view.zoom) * mapScale, (size.height / view.zoom) * mapScale);
   };
   const mapMoved = (event) => {
     if (event.type === "pointermove" && event.buttons === 0) return;
     event.stopPropagation();
     const box = map.current.getBoundingClientRect();
     const { zoom } = moved.view.current;
-    const scale = (mapScale * box.width) / MAP_WIDTH; // it is smaller on a phone
-    const [x, y] = [(event.clientX - box.left) / scale, (event.clientY - box.top) / scale];
+    const shrunk = box.width / MAP_WIDTH; // on a phone
+    const [x, y] = [((event.clientX - box.left) / shrunk - mapX) / mapScale, ((event.clientY - box.top) / shrunk - mapY) / mapScale];
     moved.touched.current = true;
     moved.move({ zoom, x: size.width / 2 - x * zoom, y: size.height / 2 - y * zoom });
   };
@@ -399,7 +417,8 @@ function Drawing({ nodes, layout, query, href, plain }) {
     const last = before.current;
     before.current = { shape, size };
     if (!moved.view.current || !moved.touched.current) {
-      moved.move(moved.fitted());
+      const first = isCollapsed ? null : nodes.find((node) => node.status === "FAILED") ?? nodes.find((node) => node.status === "RUNNING");
+      moved.move(moved.opened(first && shape.at.get(first.id)));
       const at = shape.at.get(chosen);
       if (!last && at && moved.view.current.zoom < LEAST_READABLE) moved.show(at, boxWidth, boxHeight);
       return;

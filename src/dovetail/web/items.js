@@ -11,6 +11,11 @@ export function itemsWords(items) {
   return `${items.completed.toLocaleString()} of ${items.total.toLocaleString()} items${failed}`;
 }
 
+// The same for a box of the graph.
+export function itemsShort(items) {
+  return `${items.completed.toLocaleString()} / ${items.total.toLocaleString()}${items.failed ? `, ${items.failed.toLocaleString()} failed` : ""}`;
+}
+
 // A page of the items in this state, or of all: then the failed ones come first.
 function useItems(runId, node, status) {
   const [state, setState] = useState({ items: null, cursor: null, error: null });

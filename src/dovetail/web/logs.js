@@ -28,7 +28,10 @@ export function useLog(runId, query, again) {
       first: "0",
       onOpen: soon,
       onEvents(more) {
+        const last = lines.at(-1)?.time ?? "";
         lines = lines.concat(more);
+        // The lines of several nodes come in the order in which they were stored.
+        if (more.some((line, n) => line.time < (n ? more[n - 1].time : last))) lines.sort((a, b) => (a.time < b.time ? -1 : a.time > b.time ? 1 : a.seq - b.seq));
         if (lines.length > MAX_LINES) lines = lines.slice(-MAX_LINES);
         soon();
       },

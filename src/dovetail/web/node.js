@@ -38,6 +38,9 @@ const REASONS = {
   worker_lost: "Its worker was lost too often.",
 };
 
+// Of a node that had been started.
+const STOPPED = { run_failed: "The run failed meanwhile." };
+
 // The definition of a registered version never changes: it is read once.
 const definitions = new Map();
 
@@ -122,7 +125,7 @@ export function NodePanel({ run, node, query, at, retry, fork, again }) {
       ${node.worker && html` on <code>${node.worker}</code>`}
       ${node.started_at && html` · <${Time} at=${node.started_at} /> · <${Elapsed} from=${node.started_at} to=${node.finished_at} seconds=${node.duration} />`}
       ${node.attempt > 1 && ` · attempt ${node.attempt}`}</p>
-    ${node.reason && html`<p>${REASONS[node.reason] ?? node.reason}${node.cause && node.cause !== node.id && html` The cause is <a href=${link(place, { ...query.rest, node: node.cause })}>${node.cause}</a>.`}</p>`}
+    ${node.reason && html`<p>${(node.attempt > 0 && STOPPED[node.reason]) || REASONS[node.reason] || node.reason}${node.cause && node.cause !== node.id && html` The cause is <a href=${link(place, { ...query.rest, node: node.cause })}>${node.cause}</a>.`}</p>`}
     ${detail?.why && !node.reason && html`<p class="why">${detail.why.why}</p>`}
     <${ProgressBar} node=${node} />
     <div class="actions">

@@ -12,6 +12,8 @@ import { Timeline } from "./timeline.js";
 import { Copy, Elapsed, Empty, Json, Loading, NODE_STATES, Rows, STATES, State, Tabs, Time, Trouble, isActive, useNarrow } from "./ui.js";
 
 const SHOW_MS = 100; // at most ten times a second, however many events come
+const [LARGE_RUN, SHOW_LARGE_MS] = [2000, 300]; // nodes
+const MAX_RECENT = 50000;
 
 // The run: read once, then moved on by its events. It is read again for what no event has.
 function useRun(id) {
@@ -81,6 +83,7 @@ function useRun(id) {
       const events = waiting;
       waiting = [];
       recent = recent.concat(events);
+      if (recent.length > MAX_RECENT) recent = recent.slice(-MAX_RECENT / 2);
       let stale;
       // A read may have overtaken some of them.
       [run, stale] = afterEvents(run, events.filter((event) => event.seq > runSeq), places);
@@ -99,7 +102,7 @@ function useRun(id) {
           onEvents(more) {
             waiting = waiting.concat(more.filter((event) => event.seq > seq));
             seq = Math.max(seq, more.at(-1).seq);
-            if (waiting.length) timer ??= setTimeout(show, SHOW_MS);
+            if (waiting.length) timer ??= setTimeout(show, run.nodes.length > LARGE_RUN ? SHOW_LARGE_MS : SHOW_MS);
           },
         });
       } catch {
@@ -127,6 +130,8 @@ function useRun(id) {
 // All events of the run: those before it was opened are read when a tab needs them.
 function useEvents(run, recent) {
   const [state, setState] = useState({ earlier: null, error: null });
+  const known = state.earlier?.at(-1)?.seq ?? 0;
+  const gap = state.earlier !== null && recent.length > 0 && recent[0].seq > known + 1 ? recent[0].seq : 0;
   useEffect(() => {
     const leaving = new AbortController();
     get(path("runs", run.run_id, "events"), leaving.signal).then(
@@ -134,12 +139,8 @@ function useEvents(run, recent) {
       (error) => leaving.signal.aborted || setState({ earlier: null, error }),
     );
     return () => leaving.abort();
-  }, [run.run_id]);
-  const events = useMemo(() => {
-    if (state.earlier === null) return null;
-    const last = state.earlier.at(-1)?.seq ?? 0;
-    return state.earlier.concat(recent.filter((event) => event.seq > last));
-  }, [state.earlier, recent]);
+  }, [run.run_id, gap]);
+  const events = useMemo(() => state.earlier && state.earlier.concat(recent.filter((event) => event.seq > known)), [state.earlier, recent]);
   return { events, error: state.error };
 }
 
@@ -154,7 +155,7 @@ function Progress({ run }) {
   const order = ["COMPLETED", "SKIPPED", "FAILED", "CANCELLED", "RUNNING", "QUEUED", "PENDING"].filter((state) => found[state]);
   return html`<div class="progress">
     <div class="track" aria-hidden="true">${order.map((state) => html`<span class="fill-${STATES[state][1]}" style=${{ flexGrow: found[state] }}></span>`)}</div>
-    <p>${order.map((state) => html`<a href=${link(["runs", run.run_id, "nodes"], { state })}><span class="icon state-${STATES[state][1]}" aria-hidden="true">${STATES[state][0]}</span> ${found[state]} ${STATES[state][1]}</a> `)}</p>
+    <p>${order.map((state) => html`<a href=${link(["runs", run.run_id, "nodes"], { state })}><span class="icon state-${STATES[state][1]}" aria-hidden="true">${STATES[state][0]}</span> ${found[state].toLocaleString()} ${STATES[state][1]}</a> `)}</p>
   </div>`;
 }
 
@@ -178,7 +179,7 @@ function FailedNode({ run, node, open, turn }) {
   const { detail, error } = useNode(run.run_id, node);
   const attempt = detail?.attempts.at(-1);
   const behind = run.nodes.filter((one) => one.cause === node.id && one.id !== node.id).length;
-  const query = attempt ? { node: node.id, epoch: attempt.epoch, attempt: attempt.attempt } : { node: node.id };
+  const query = attempt && !node.items ? { node: node.id, epoch: attempt.epoch, attempt: attempt.attempt } : { node: node.id };
   return html`<section class="answer">
     <h2>The node <a href=${link(["runs", run.run_id], { node: node.id })}>${node.id}</a> failed${attempt && attempt.attempt > 1 ? ` at attempt ${attempt.attempt}` : ""}</h2>
     <${Failure} error=${attempt?.error ?? node.error ?? run.error} />
@@ -277,7 +278,7 @@ function Nodes({ run, query }) {
     <${Rows} items=${shown} height=${narrow ? 60 : 36} label="Nodes" row=${(node) => html`<div class="row node" role="listitem" key=${node.id}>
       <a class="cover" href=${link(["runs", run.run_id, "nodes"], { ...query, node: node.id, at: "", items: "" })} aria-current=${query.node === node.id ? "true" : null}>
         <span class="c-state"><${State} of=${node.status} /></span>
-        <span class="c-name">${node.id}</span>
+        <span class="c-name" title=${node.id}>${node.id}</span>
         <span class="c-id">${node.handler}</span>
         <span class="c-error">${node.error?.message ?? node.reason?.replaceAll("_", " ") ?? (node.items ? itemsWords(node.items) : node.progress?.message) ?? ""}</span>
         <span class="c-time">${node.attempt > 1 ? `${node.attempt} attempts` : ""}</span>
@@ -318,8 +319,8 @@ function Events({ run, events, query }) {
 }
 
 function Data({ run }) {
-  return html`<div><${Json} title="Params" value=${run.params} file=${`${run.run_id}-params.json`} />
-    <${Json} title="Result" value=${run.result} file=${`${run.run_id}-result.json`} /></div>`;
+  return html`<div><${Json} title="Params" level=${2} value=${run.params} file=${`${run.run_id}-params.json`} />
+    <${Json} title="Result" level=${2} value=${run.result} file=${`${run.run_id}-result.json`} /></div>`;
 }
 
 const TABS = [["", "Answer"], ["nodes", "Nodes"], ["graph", "Graph"], ["timeline", "Timeline"], ["logs", "Logs"], ["events", "Events"], ["data", "Params and result"]];
@@ -345,6 +346,7 @@ export function RunScreen({ id, tab = "", query }) {
         ${(run.status === "FAILED" || run.status === "CANCELLED") && html`<button onClick=${() => open("retry")}>Retry…</button>`}
         ${isActive(run) && html`<button onClick=${() => open("cancel")}>Cancel…</button>`}
         <button onClick=${() => open("fork")}>Fork…</button>
+        ${run.version && html`<a class="button" href=${link(["workflows", run.workflow], { from: run.run_id })}>Trigger again…</a>`}
       </div>
     </div>
     <p class="facts"><code>${run.run_id}</code> <${Copy} text=${run.run_id} />

@@ -2,7 +2,7 @@
 import { html, useEffect, useMemo, useRef, useState } from "./html.js";
 import { get, newKey, onRunEvents, path, pause, post, reread, withQuery } from "./api.js";
 import { link, setQuery, go } from "./route.js";
-import { Elapsed, Empty, Loading, RUN_STATES, Rows, STATES, State, Time, Trouble, isActive, useNarrow } from "./ui.js";
+import { Elapsed, Empty, Loading, RUN_STATES, Rows, STATES, State, Time, Trouble, useNarrow } from "./ui.js";
 
 const PAGE = 50;
 const MAX_REREAD = 200; // of the newest; events move older ones on
@@ -122,7 +122,7 @@ function useCounts(workflow) {
     const { signal } = leaving;
     const read = () => get(withQuery("/run-counts", { workflow, hours: HOURS }), signal).then(setCounts, () => {});
     const refresh = calmly(read, COUNTS_MS, signal);
-    const stop = onRunEvents(refresh);
+    const stop = onRunEvents((events, again) => (events !== null || again) && refresh());
     refresh();
     return () => {
       stop();
@@ -152,9 +152,9 @@ function Row({ run, checked, check, outcome }) {
     <label class="check"><input type="checkbox" checked=${checked} aria-label=${`Select run ${run.run_id}`} onChange=${check} /></label>
     <a class="cover" href=${link(["runs", run.run_id])}>
       <span class="c-state">${run.status && html`<${State} of=${run.status} />`}</span>
-      <span class="c-name">${run.workflow}${run.version ? html`<small> v${run.version}</small>` : null}</span>
+      <span class="c-name" title=${run.workflow}>${run.workflow}${run.version ? html`<small> v${run.version}</small>` : null}</span>
       <span class="c-id"><code>${run.run_id.slice(0, 8)}</code></span>
-      <span class="c-error">${words}</span>
+      <span class="c-error" title=${words}>${words}</span>
       <span class="c-time"><${Time} at=${run.created_at} /></span>
       <span class="c-duration"><${Elapsed} from=${run.started_at} to=${run.finished_at} seconds=${run.duration} /></span>
     </a>
@@ -310,11 +310,11 @@ function RunList({ query }) {
     typing.current = setTimeout(() => setQuery(change), 250);
   };
   const filtered = query.status || query.workflow || query.q || query.time || query.after || query.before;
-  const going = items ? items.filter(isActive).length : 0;
+  const going = counted ? counted.counts.RUNNING + counted.counts.PENDING : 0;
   const count = (state) => counted && html` <span class="number">${counted.counts[state].toLocaleString()}</span>`;
   const allChosen = items?.length > 0 && items.every((run) => chosen.has(run.run_id));
   return html`<main tabindex="-1">
-    <div class="title"><h1>Runs</h1>${going > 0 && html`<span class="count">${going} in progress</span>`}<span class="grow"></span>
+    <div class="title"><h1>Runs</h1>${going > 0 && html`<span class="count">${going.toLocaleString()} in progress</span>`}<span class="grow"></span>
       ${counted && html`<${Sparkline} hours=${counted.hours} />`}</div>
     <div class="bar" role="search">
       <div class="chips" role="group" aria-label="State">
@@ -329,7 +329,7 @@ function RunList({ query }) {
     </div>
     <${Bulk} chosen=${chosen} clear=${() => setChosen(new Set())} query=${query} />
     <${Trouble} error=${error} again=${refresh} />
-    ${items === null && !error && html`<${Loading} />`}
+    ${(items === null || (items.length === 0 && busy)) && !error && html`<${Loading} />`}
     ${items && items.length === 0 && !busy && (filtered
       ? html`<${Empty}>No run matches. <button onClick=${() => setQuery({ status: "", workflow: "", q: "", time: "", after: "", before: "" })}>Show all runs</button><//>`
       : html`<${Empty}><p>There are no runs yet.</p><p>Start one: <code>dovetail run flow.yaml</code> writes to the embedded file,

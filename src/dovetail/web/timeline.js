@@ -1,5 +1,5 @@
 // When each node was queued, parked, backing off and running, from the events of the run.
-import { html, useEffect, useMemo, useState } from "./html.js";
+import { html, useEffect, useMemo, useRef, useState } from "./html.js";
 import { link, setQuery } from "./route.js";
 import { Empty, Rows, duration, useNarrow } from "./ui.js";
 
@@ -25,7 +25,7 @@ export function partsOf(events, epoch, now) {
   for (const event of events) {
     const next = BEGINS[event.type];
     if (next === undefined || event.epoch !== epoch || (event.item !== undefined && event.item !== null)) continue;
-    const at = Date.parse(event.time);
+    const at = (event.at ??= Date.parse(event.time));
     if (!rows.has(event.node)) rows.set(event.node, { id: event.node, epoch, parts: [] });
     const row = rows.get(event.node);
     const open = row.parts.at(-1);
@@ -40,7 +40,7 @@ export function partsOf(events, epoch, now) {
 // that ended last.
 export function criticalPath(nodes) {
   const byId = new Map(nodes.map((node) => [node.id, node]));
-  const ended = (node) => (node?.finished_at ? Date.parse(node.finished_at) : -1);
+  const ended = (node) => node?.finished_at ?? ""; // in UTC, so the order of the text is that of time
   const latest = (ids) => ids.map((id) => byId.get(id)).reduce((best, node) => (ended(node) > ended(best) ? node : best), undefined);
   const found = new Set();
   let node = latest(nodes.filter((one) => one.started_at).map((one) => one.id));
@@ -52,6 +52,7 @@ export function criticalPath(nodes) {
 }
 
 const TICKS = 5;
+const CALM_MS = 500;
 
 // A time that goes on while the run does: bars of what is running grow.
 function useNow(active) {
@@ -78,8 +79,22 @@ function Part({ row, part, from, whole, place, query }) {
     href=${link(place, { ...query, node: row.id, at })} style=${{ left: `${((part.from - from) / whole) * 100}%`, width: `${Math.max(0.15, ((part.to - part.from) / whole) * 100)}%` }}></a>`;
 }
 
-export function Timeline({ run, events, query }) {
+// A value that changes at most so often: all rows are computed from it.
+function useCalm(value, ms) {
+  const [shown, setShown] = useState(value);
+  const latest = useRef(value);
+  latest.current = value;
+  useEffect(() => {
+    const timer = setInterval(() => setShown(latest.current), ms);
+    return () => clearInterval(timer);
+  }, [ms]);
+  return shown;
+}
+
+export function Timeline({ run, events: newest, query }) {
   const narrow = useNarrow();
+  const events = useCalm(newest, CALM_MS);
+  const nodes = useCalm(run.nodes, CALM_MS);
   const onlyPath = Boolean(query.path);
   const wanted = Number(query.epoch);
   const epoch = wanted >= 1 && wanted <= run.epoch ? wanted : run.epoch;
@@ -87,7 +102,7 @@ export function Timeline({ run, events, query }) {
   const now = useNow(active);
   const last = events.length ? Date.parse(events.at(-1).time) : 0;
   const rows = useMemo(() => partsOf(events, epoch, active ? Math.max(now, last) : last), [events, epoch, active, now]);
-  const path = useMemo(() => criticalPath(run.nodes), [run.nodes]);
+  const path = useMemo(() => criticalPath(nodes), [nodes]);
   const shown = useMemo(() => rows.filter((row) => (!onlyPath || path.has(row.id)) && (!query.q || row.id.toLowerCase().includes(query.q.toLowerCase()))), [rows, onlyPath, path, query.q]);
   const from = rows.reduce((least, row) => Math.min(least, row.parts[0].from), Infinity);
   const whole = Math.max(1, rows.reduce((most, row) => Math.max(most, row.parts.at(-1).to), 0) - from);

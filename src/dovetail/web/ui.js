@@ -106,6 +106,39 @@ export function Tabs({ label, items, current }) {
   </nav>`;
 }
 
+// ── what a screen reads ─────────────────────────────────────────────────────────────────
+
+// Reads an address of the API, or calls `read`, again whenever `where` changes. The value of before
+// stays until the new one is there, so that a change of a version does not blink.
+export function useRead(where, read = get) {
+  const [state, setState] = useState({ value: null, error: null, of: null });
+  const [turn, setTurn] = useState(0);
+  useEffect(() => {
+    if (!where) return undefined;
+    const leaving = new AbortController();
+    read(where, leaving.signal).then(
+      (value) => leaving.signal.aborted || setState({ value, error: null, of: where }),
+      (error) => leaving.signal.aborted || setState({ value: null, error, of: where }),
+    );
+    return () => leaving.abort();
+  }, [where, turn]);
+  return { ...state, isNew: state.of === where, again: () => setTurn((n) => n + 1) };
+}
+
+// A part of the page that is loaded when it is first seen.
+export function Later({ load, part, isScreen, isOverlay, ...props }) {
+  const [state, setState] = useState({});
+  useEffect(() => {
+    let left = false;
+    load().then((module) => left || setState({ Part: module[part] }), () => left || setState({ lost: true }));
+    return () => { left = true; };
+  }, [part]);
+  const framed = (content) => (isScreen ? html`<main tabindex="-1">${content}</main>` : content);
+  if (state.lost) return framed(html`<${Empty}>This part of the page cannot be loaded: the server is away, or has a newer version. <button onClick=${() => location.reload()}>Load the page again</button><//>`);
+  if (state.Part) return html`<${state.Part} ...${props} />`;
+  return isOverlay ? null : framed(html`<${Loading} />`);
+}
+
 // ── lists: only the rows in view are in the document ────────────────────────────────────
 
 const ROWS_BEYOND = 8;
@@ -240,11 +273,11 @@ export function Tree({ value, name, open }) {
   </details>`;
 }
 
-export function Json({ title, value, file }) {
+export function Json({ title, value, file, level = 3 }) {
   const text = () => JSON.stringify(value, null, 2);
   const isSmall = useMemo(() => (JSON.stringify(value) ?? "").length < SMALL, [value]);
   return html`<section class="json">
-    <header><h3>${title}</h3>
+    <header><${`h${level}`}>${title}<//>
       ${value !== null && value !== undefined && html`<${Copy} text=${text} />
       ${file && html`<button class="quiet" onClick=${() => save(new Blob([text()], { type: "application/json" }), file)}>Download</button>`}`}
     </header>

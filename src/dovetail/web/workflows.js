@@ -1,115 +1,136 @@
-// Registered workflows, and a form for the params of one of them.
-import { html, useEffect, useState } from "./html.js";
-import { get, newKey, path, post } from "./api.js";
-import { go, link } from "./route.js";
-import { Copy, Empty, Json, Loading, Time, Trouble } from "./ui.js";
+// Registered workflows with their last runs: which of them fail is seen at once.
+import { html, useEffect, useRef, useState } from "./html.js";
+import { get, onRunEvents, pause, withQuery } from "./api.js";
+import { link, setQuery } from "./route.js";
+import { Empty, Loading, STATES, Time, Trouble } from "./ui.js";
 
-function useRead(where) {
-  const [state, setState] = useState({ value: null, error: null });
-  const [turn, setTurn] = useState(0);
+const PAGE = 50;
+const LAST_RUNS = 10;
+const REFRESH_MS = 2000;
+const POLL_MS = 10000;
+
+// An alias names a version, or several with weights.
+export function targetsOf(target) {
+  if (typeof target === "number") return [{ version: target }];
+  const total = Object.values(target).reduce((sum, one) => sum + one, 0);
+  return Object.entries(target)
+    .map(([version, weight]) => ({ version: Number(version), share: weight / total }))
+    .sort((a, b) => b.share - a.share);
+}
+
+const percent = (share) => `${(100 * share).toFixed(share < 0.1 && share > 0 ? 1 : 0)} %`;
+export const targetWords = (target) => targetsOf(target).map(({ version, share }) => `v${version}${share === undefined ? "" : ` ${percent(share)}`}`).join(", ");
+
+// Of the runs that have ended: how many failed. A cancelled run is neither.
+export function failures(runs) {
+  const failed = runs.filter((run) => run.status === "FAILED").length;
+  const ended = failed + runs.filter((run) => run.status === "COMPLETED").length;
+  return { failed, ended };
+}
+
+export function FailureShare({ runs }) {
+  const { failed, ended } = failures(runs);
+  if (ended === 0) return html`<span class="none">${runs.length ? "none has ended" : "no runs"}</span>`;
+  if (failed === 0) return html`<span class="state state-completed"><span class="icon" aria-hidden="true">✓</span>none failed</span>`;
+  return html`<span class="state state-failed"><span class="icon" aria-hidden="true">✕</span>${failed} of ${ended} failed</span>`;
+}
+
+// Oldest first, so that the newest is where a line of text ends.
+export function LastRuns({ runs }) {
+  if (runs.length === 0) return html`<span class="last-runs"></span>`;
+  const counts = {};
+  for (const run of runs) counts[STATES[run.status][1]] = (counts[STATES[run.status][1]] ?? 0) + 1;
+  const words = Object.entries(counts).map(([word, count]) => `${count} ${word}`).join(", ");
+  return html`<span class="last-runs" role="img" aria-label=${`Last runs: ${words}`} title=${`Last runs, the newest on the right: ${words}`}>
+    ${runs.toReversed().map((run) => html`<span key=${run.run_id} class=${`last fill-${STATES[run.status][1]}`}>${STATES[run.status][0]}</span>`)}</span>`;
+}
+
+// The pages read so far, live: an event of a run reads the first page again.
+function useWorkflows(q) {
+  const [state, setState] = useState({ q: null, items: null, cursor: null, error: null });
+  const control = useRef(null);
   useEffect(() => {
     const leaving = new AbortController();
-    get(where, leaving.signal).then(
-      (value) => setState({ value, error: null }),
-      (error) => leaving.signal.aborted || setState({ value: null, error }),
-    );
-    return () => leaving.abort();
-  }, [where, turn]);
-  return { ...state, again: () => setTurn(turn + 1) };
-}
-
-// A version, or the weights of several.
-function targetOf(target) {
-  if (typeof target === "number") return `v${target}`;
-  return Object.entries(target).map(([version, weight]) => `v${version}: ${weight}`).join(" / ");
-}
-
-export function WorkflowsScreen() {
-  const { value, error, again } = useRead("/workflows?limit=1000");
-  return html`<main tabindex="-1">
-    <h1>Workflows</h1>
-    <${Trouble} error=${error} again=${again} />
-    ${!value && !error && html`<${Loading} />`}
-    ${value && value.items.length === 0 && html`<${Empty}><p>No workflow is registered.</p><p>Register one: <code>dovetail workflows register flow.yaml</code></p><//>`}
-    ${value && value.items.length > 0 && html`<ul class="plain list">${value.items.map((one) => html`<li class="row workflow">
-      <a class="c-name" href=${link(["workflows", one.name])}>${one.name}</a>
-      <span>v${one.latest_version}</span>
-      <span class="c-error">${Object.entries(one.aliases).filter(([alias]) => alias !== "latest").map(([alias, target]) => `${alias} → ${targetOf(target)}`).join(", ")}</span>
-      <span class="c-time"><${Time} at=${one.updated_at} /></span>
-      <a href=${link(["runs"], { workflow: one.name })}>Runs</a>
-    </li>`)}</ul>`}
-  </main>`;
-}
-
-const SIMPLE = new Set(["string", "integer", "number", "boolean"]);
-
-// What a field holds as text, as the value of its type; a field left empty is left out.
-function valueOf(text, schema) {
-  if (text === "" || text === undefined) return undefined;
-  if (schema.enum) return schema.enum.find((one) => String(one) === text);
-  if (schema.type === "string") return text;
-  if (schema.type === "boolean") return text === "true";
-  if (schema.type === "integer" || schema.type === "number") return Number.isNaN(Number(text)) ? text : Number(text);
-  return JSON.parse(text);
-}
-
-function Field({ name, schema, required, value, set }) {
-  const asText = (one) => (typeof one === "string" ? one : JSON.stringify(one));
-  const given = schema.default === undefined ? "" : asText(schema.default);
-  const choices = schema.enum || (schema.type === "boolean" ? [true, false] : null);
-  const change = (event) => set(event.currentTarget.value);
-  const simple = SIMPLE.has(schema.type);
-  return html`<label class="field"><span>${name}${required ? " *" : ""}</span>
-    ${choices
-      ? html`<select value=${value ?? ""} onChange=${change}><option value="">${given ? `default: ${given}` : ""}</option>${choices.map((one) => html`<option value=${String(one)}>${String(one)}</option>`)}</select>`
-      : simple
-        ? html`<input type=${schema.type === "string" ? "text" : "number"} step=${schema.type === "integer" ? 1 : "any"} required=${required && schema.default === undefined} placeholder=${given} value=${value ?? ""} onInput=${change} />`
-        : html`<textarea rows="3" spellcheck=${false} placeholder=${given || "JSON"} value=${value ?? ""} onInput=${change}></textarea>`}
-    ${schema.description && html`<small>${schema.description}</small>`}
-  </label>`;
-}
-
-export function WorkflowScreen({ name, query }) {
-  const { value, error, again } = useRead(path("workflows", name) + (query.version ? `?version=${encodeURIComponent(query.version)}` : ""));
-  const [fields, setFields] = useState({});
-  const [trouble, setTrouble] = useState(null);
-  const [busy, setBusy] = useState(false);
-  if (!value) return html`<main tabindex="-1"><h1>${name}</h1>${error ? html`<${Trouble} error=${error} again=${again} />` : html`<${Loading} />`}</main>`;
-  const schema = value.definition.params || {};
-  const properties = Object.entries(schema.properties || {});
-  const required = new Set(schema.required || []);
-  const known = properties.length > 0;
-  const params = () => {
-    if (!known) return fields[""] ? JSON.parse(fields[""]) : {};
-    const given = properties.map(([key, one]) => [key, valueOf(fields[key], one)]);
-    return Object.fromEntries(given.filter(([, one]) => one !== undefined));
-  };
-  const body = () => ({ params: params(), ...(query.version ? { version: value.version } : {}) });
-  const trigger = async (event) => {
-    event.preventDefault();
-    setBusy(true);
-    setTrouble(null);
-    try {
-      const made = await post(path("workflows", name, "runs"), body(), { "Idempotency-Key": newKey() });
-      go(["runs", made.run_id]);
-    } catch (problem) {
-      setTrouble(problem instanceof SyntaxError ? new Error(`A field is no JSON: ${problem.message}`) : problem);
-      setBusy(false);
+    const { signal } = leaving;
+    const where = (cursor) => withQuery("/workflows", { limit: PAGE, runs: LAST_RUNS, q, cursor });
+    const fail = (error) => signal.aborted || setState((now) => ({ ...now, error: error.status === 0 && now.items ? null : error }));
+    let reading = false;
+    let dirty = false;
+    async function refresh() {
+      dirty = true;
+      if (reading) return;
+      reading = true;
+      while (dirty && !signal.aborted) {
+        dirty = false;
+        try {
+          const page = await get(where(), signal);
+          setState((now) => {
+            // Pages that were read below the first one stay.
+            const last = page.items.at(-1)?.name ?? "";
+            const beyond = page.next_cursor && now.q === q ? now.items.filter((one) => one.name > last) : [];
+            return { q, items: [...page.items, ...beyond], cursor: beyond.length ? now.cursor : page.next_cursor, error: null };
+          });
+        } catch (error) {
+          fail(error);
+        }
+        await pause(REFRESH_MS, signal);
+      }
+      reading = false;
     }
+    async function more(cursor) {
+      try {
+        const page = await get(where(cursor), signal);
+        setState((now) => ({ ...now, items: [...now.items, ...page.items], cursor: page.next_cursor, error: null }));
+      } catch (error) {
+        fail(error);
+      }
+    }
+    refresh();
+    const stop = onRunEvents(refresh);
+    // What is registered, and where aliases point, makes no event.
+    const timer = setInterval(() => document.hidden || refresh(), POLL_MS);
+    control.current = { more, refresh };
+    return () => {
+      stop();
+      clearInterval(timer);
+      leaving.abort();
+    };
+  }, [q]);
+  return { ...state, more: (cursor) => control.current.more(cursor), refresh: () => control.current.refresh() };
+}
+
+function Row({ one }) {
+  const aliases = Object.entries(one.aliases).filter(([alias]) => alias !== "latest");
+  const runs = one.runs ?? [];
+  const { failed } = failures(runs);
+  return html`<li class="row workflow">
+    <a class="c-name" href=${link(["workflows", one.name])}>${one.name}</a>
+    <span class="c-version">v${one.latest_version}</span>
+    <span class="c-aliases">${aliases.map(([alias, target]) => html`<span class="tag" key=${alias}>${alias} → ${targetWords(target)}</span>`)}</span>
+    <${LastRuns} runs=${runs} />
+    <a class="c-share" href=${link(["runs"], { workflow: one.name, ...(failed ? { status: "FAILED" } : {}) })}><${FailureShare} runs=${runs} /></a>
+    <span class="c-time">${runs.length > 0 && html`<${Time} at=${runs[0].created_at} />`}</span>
+  </li>`;
+}
+
+export function WorkflowsScreen({ query }) {
+  const { items, cursor, error, more, refresh } = useWorkflows(query.q);
+  const typing = useRef(null);
+  const search = (event) => {
+    const q = event.currentTarget.value;
+    clearTimeout(typing.current);
+    typing.current = setTimeout(() => setQuery({ q }), 200);
   };
-  const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
-  const curl = () => `curl -X POST ${location.origin}/api/v1${path("workflows", name, "runs")} -H 'Content-Type: application/json' -d ${quoted(JSON.stringify(body()))}`;
   return html`<main tabindex="-1">
-    <div class="title"><h1>${name}</h1><span class="count">v${value.version}</span><a href=${link(["runs"], { workflow: name })}>Its runs</a></div>
-    <form class="trigger" onSubmit=${trigger}>
-      <h2>Trigger a run</h2>
-      ${known
-        ? properties.map(([key, one]) => html`<${Field} key=${key} name=${key} schema=${one} required=${required.has(key)} value=${fields[key]} set=${(text) => setFields({ ...fields, [key]: text })} />`)
-        : html`<label class="field"><span>params</span><textarea rows="3" spellcheck=${false} placeholder="{}" value=${fields[""] ?? ""} onInput=${(e) => setFields({ "": e.currentTarget.value })}></textarea>
-            <small>This workflow has no schema for its params: any JSON object.</small></label>`}
-      <${Trouble} error=${trouble} />
-      <div class="actions"><button class="primary" type="submit" disabled=${busy}>Trigger</button><${Copy} text=${curl} label="Copy as curl" /></div>
-    </form>
-    <${Json} title="Definition" value=${value.definition} file=${`${name}-v${value.version}.json`} />
+    <div class="title"><h1>Workflows</h1><span class="grow"></span>
+      ${(items?.length > 0 || query.q) && html`<input type="search" aria-label="Search workflows" placeholder="Name" value=${query.q || ""} onInput=${search} />`}
+      <a class="button" href=${link(["editor"])}>New workflow</a></div>
+    <${Trouble} error=${error} again=${refresh} />
+    ${!items && !error && html`<${Loading} />`}
+    ${items?.length === 0 && !query.q && html`<${Empty}><p>No workflow is registered.</p>
+      <p><a href=${link(["editor"])}>Write one here</a>, or register a file: <code>dovetail workflows register flow.yaml</code></p><//>`}
+    ${items?.length === 0 && query.q && !cursor && html`<${Empty}>No workflow matches. <button onClick=${() => setQuery({ q: "" })}>Show all workflows</button><//>`}
+    ${items?.length > 0 && html`<ul class="plain list flows">${items.map((one) => html`<${Row} key=${one.name} one=${one} />`)}</ul>`}
+    ${cursor && html`<p class="more"><button onClick=${() => more(cursor)}>More workflows</button></p>`}
   </main>`;
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -68,6 +68,9 @@ class ServicesHealth:
     async def dead_letters(self) -> list[dict[str, Any]]:
         return await _in_time(self._fleet.dead_letters())
 
+    async def drop_dead_letter(self, letter_id: str) -> bool:
+        return await _in_time(self._fleet.drop_dead_letter(letter_id))
+
     async def check(self) -> None:
         """Raises `StoreError` unless Redis answers."""
         if self._clock() - self._seen_at > SEEN_SECONDS:
@@ -96,6 +99,11 @@ class ServicesHealth:
         in_streams = await _in_time(self._fleet.waiting(names))
         at_broker = await _in_time(waiting(self._pipe))
         return {name: count + at_broker.get(name, 0) for name, count in in_streams.items()}
+
+    async def waiting(self, running: Mapping[str, int]) -> dict[str, int]:
+        """The same without nodes that run: their messages stay in the stream until they end."""
+        depths = await self.depths()
+        return {name: max(0, count - running.get(name, 0)) for name, count in depths.items()}
 
     async def archive_lag(self) -> float:
         """For how many seconds the archive has been behind; 0 if there is none."""

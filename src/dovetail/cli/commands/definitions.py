@@ -253,14 +253,13 @@ def show(name: WorkflowName, version: Version = None, as_json: AsJson = False) -
 
 
 def _definition_lines(found: dict[str, Any]) -> Iterator[Line | str]:
-    import yaml
+    from dovetail.core.definition.yaml_text import yaml_text
 
     # As a comment, so that the output is a definition again.
     title = f"# {plain(found['name'])} version {found['version']}, registered {found['created_at']}"
     aliases = _aliases(found["aliases"])
     yield [(f"{title}; {aliases}" if aliases else title, "dim")]
-    text = yaml.safe_dump(found["definition"], sort_keys=False, allow_unicode=False, width=100)
-    yield from text.rstrip("\n").split("\n")
+    yield from yaml_text(found["definition"], ascii_only=True).rstrip("\n").split("\n")
 
 
 @app.command()

@@ -38,6 +38,12 @@ def run(
     params: ParamsFile = None,
     handlers: Handlers = None,
     as_json: AsJson = False,
+    web: Annotated[
+        bool,
+        typer.Option(
+            "--web", help="Show it on the page, in a browser; in a terminal until Ctrl-C."
+        ),
+    ] = False,
 ) -> int:
     """Run a workflow here and show how it goes.
 
@@ -51,7 +57,7 @@ def run(
         raise InvalidInput("stdin can be read once: as the definition or as the params, not both")
     choose_target(None, None, embedded=True)  # in this process, whatever the other commands work on
     with document_if(as_json) as write:
-        return _run(file, param or (), params, handlers or (), write)
+        return _run(file, param or (), params, handlers or (), write, web=web)
 
 
 def _run(
@@ -60,6 +66,8 @@ def _run(
     params_path: str | None,
     handlers: Sequence[str],
     write: Write | None,
+    *,
+    web: bool,
 ) -> int:
     from dovetail.cli.files import STDIN, print_violations, print_warnings, read_params
     from dovetail.cli.session import Session, Shown
@@ -82,7 +90,7 @@ def _run(
 
     file = None if path == STDIN else path
     try:
-        return Session(settings, registry, write, handlers, file).run(begin)
+        return Session(settings, registry, write, handlers, file, web=web).run(begin)
     except InvalidParams as error:
         return print_violations(error)
 

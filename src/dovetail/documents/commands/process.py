@@ -16,7 +16,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
 from hashlib import sha256
 from importlib.util import find_spec
 from itertools import count
@@ -56,13 +55,12 @@ from dovetail.core.errors import (
     DovetailError,
     InvalidDefinition,
     InvalidParams,
-    NotFound,
     PermanentError,
 )
 from dovetail.core.states import NodeStatus, RunStatus
 from dovetail.documents import PIPELINE, ROUTED
 from dovetail.documents.commands import Out, folder_of, typed_out
-from dovetail.documents.commands.reviews import HEAD, SURE, document_row, kept_of, warnings_in
+from dovetail.documents.commands.reviews import HEAD, SURE, document_row, warnings_in
 from dovetail.documents.files import (
     Findings,
     SourceDocument,
@@ -71,9 +69,18 @@ from dovetail.documents.files import (
     name_problem,
     source_document,
 )
-from dovetail.documents.metrics import FAILED as MEASURED_FAILED
-from dovetail.documents.metrics import Measurement, Statistics, run_ended, settle, statistics_of
-from dovetail.documents.reviews import Review, Reviews, open_reviews
+from dovetail.documents.metrics import (
+    MAX_P95_SECONDS,
+    MIN_SUCCESS,
+    Measurement,
+    ServiceLevel,
+    Statistics,
+    run_ended,
+    service_levels,
+    settle_ended,
+    statistics_of,
+)
+from dovetail.documents.reviews import Review, Reviews, extraction_of, open_reviews
 
 if TYPE_CHECKING:
     from dovetail.config import Settings
@@ -84,8 +91,6 @@ if TYPE_CHECKING:
 app = declarations()
 
 OCR = "tesseract"
-RUNS_ASKED_AT_ONCE = 32
-"""Requests of `documents stats` at the same time."""
 _LIBRARIES = ("pyarrow", "pypdfium2", "lxml")
 
 
@@ -201,9 +206,21 @@ def _check_libraries() -> None:
 def stats(
     out: Out = None,
     target: Annotated[float, typer.Option(metavar="N", min=0, help="Documents an hour.")] = 5000,
+    check: Annotated[
+        bool, typer.Option("--check", help="Exit with 1 if a figure misses its limit.")
+    ] = False,
+    p95: Annotated[
+        float, typer.Option(metavar="S", min=0, help="Seconds that 95 % may take at most.")
+    ] = MAX_P95_SECONDS,
+    success: Annotated[
+        float, typer.Option(metavar="P", min=0, max=100, help="Percent that must succeed.")
+    ] = 100 * MIN_SUCCESS,
     as_json: AsJson = False,
-) -> None:
+) -> int:
     """Tell documents an hour, how long they took, how well it went.
+
+    With --check the exit code is 1 if the speed, the 95th percentile or the share of successes
+    misses its limit, or if nothing was measured.
 
     A document counts by how its run ended. Where that is not known yet, it is asked: on the
     server or Redis that is set, else in the file of runs.
@@ -219,7 +236,25 @@ def stats(
         rows = reviews.measurements()
     measured = statistics_of(rows, target=target)
     data = {"out": str(folder), **measured.as_data()}
-    print_reply(data, lambda _: _statistics_lines(measured, folder, out), as_json=as_json)
+    levels = service_levels(measured, max_p95_seconds=p95, min_success=success / 100)
+    if check:
+        names = ("name", "value", "limit", "ok")
+        data["checks"] = [{name: getattr(level, name) for name in names} for level in levels]
+
+    def lines(_: object) -> Iterator[Line | str]:
+        yield from _statistics_lines(measured, folder, out)
+        yield from _level_lines(levels if check and measured.documents else ())
+
+    print_reply(data, lines, as_json=as_json)
+    missed = not measured.documents or any(level.ok is False for level in levels)
+    return int(check and missed)
+
+
+def _level_lines(levels: Sequence[ServiceLevel]) -> Iterator[Line | str]:
+    words = {True: ("met", "good"), False: ("missed", "bad"), None: ("too few to say", "dim")}
+    for level in levels:
+        verdict, style = words[level.ok]
+        yield [(f"{level.sentence}: ", ""), (verdict, style)]
 
 
 def _statistics_lines(measured: Statistics, folder: Path, out: str | None) -> Iterator[Line | str]:
@@ -235,29 +270,9 @@ def _statistics_lines(measured: Statistics, folder: Path, out: str | None) -> It
 
 
 async def settle_by_runs(settings: Settings, folder: Path, rows: Sequence[Measurement]) -> None:
-    """Ask how the runs of these documents ended; a run that is not known here stays as it is.
-
-    Failed runs are asked, too: a retry may have succeeded since.
-    """
+    """Ask how the runs of these documents ended; a run that is not known here stays as it is."""
     async with open_reader(settings) as commands:
-
-        async def settle_one(row: Measurement) -> None:
-            try:
-                run = await commands.get_run(row.key, nodes=False)
-            except NotFound:
-                return
-            if run["finished_at"] is None:
-                return
-            good = run["status"] == RunStatus.COMPLETED
-            if row.status == MEASURED_FAILED and not good:
-                return
-            ended_at = datetime.fromisoformat(run["finished_at"]).timestamp()
-            await asyncio.to_thread(
-                settle, folder, row.document_id, row.key, good=good, ended_at=ended_at, count=False
-            )
-
-        for first in range(0, len(rows), RUNS_ASKED_AT_ONCE):
-            await asyncio.gather(*map(settle_one, rows[first : first + RUNS_ASKED_AT_ONCE]))
+        await settle_ended(commands.get_run, folder, rows)
 
 
 # --- documents in flight -----------------------------------------------------------------------
@@ -768,7 +783,7 @@ def _described(outcome: DocumentOutcome, review: Review | None) -> dict[str, Any
 
 
 def _warnings(outcome: DocumentOutcome, review: Review | None) -> Iterator[Line]:
-    for warning in warnings_in(kept_of(review.json_path)) if review is not None else ():
+    for warning in warnings_in(extraction_of(review)) if review is not None else ():
         name = plain(Path(outcome.document.path).name)
         yield [("! ", "wait"), (name, "bold"), (f"  {warning}", "wait")]
 

@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -17,10 +16,16 @@ from dovetail.cli.options import AsJson, declarations
 from dovetail.cli.output import InvalidInput, headed, print_json, print_lines, print_reply
 from dovetail.cli.summary import command
 from dovetail.cli.text import Line, Piece, clip, plain, table
-from dovetail.core.errors import Conflict, NotFound, PermanentError
+from dovetail.core.errors import Conflict, NotFound
 from dovetail.documents.commands import By, Document, Out, folder_of, typed_out
-from dovetail.documents.files import read_file
-from dovetail.documents.reviews import FIELDS, PENDING, Review, Reviews, open_reviews
+from dovetail.documents.reviews import (
+    FIELDS,
+    PENDING,
+    Review,
+    Reviews,
+    extraction_of,
+    open_reviews,
+)
 
 MAX_MATCHES = 5
 MAX_ITEMS = 20
@@ -169,7 +174,7 @@ def _found(review: Review) -> dict[str, Any]:
 def _lines(review: Review) -> Iterator[Line]:
     by = f" by {plain(review.approved_by)}" if review.approved_by else ""
     yield [(review.document_id, "bold"), (f"  {review.status}{by}", "")]
-    kept = kept_of(review.json_path)
+    kept = extraction_of(review)
     sure = _confidences(kept)
     rows = [_field_row(review, name, sure.get(name)) for name in FIELDS]
     rows.append(_row("all of it", "", *sure_piece(review.confidence)))
@@ -267,15 +272,6 @@ def money(amount: float) -> str:
     """With cents, and with more digits only if there are some."""
     cents = f"{amount:,.2f}"
     return cents if float(cents.replace(",", "")) == amount else f"{amount:,.4f}"
-
-
-def kept_of(json_path: str) -> dict[str, Any]:
-    """What its file says: how sure each field is, and the warnings. The file may be gone."""
-    with suppress(OSError, ValueError, PermanentError):
-        found = json.loads(read_file(Path(json_path)))
-        if isinstance(found, dict):
-            return found
-    return {}
 
 
 def warnings_in(kept: Mapping[str, Any]) -> list[str]:

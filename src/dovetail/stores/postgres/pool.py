@@ -21,7 +21,7 @@ from dovetail.stores.records import named_statements
 
 T = TypeVar("T")
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 MAX_CONNECTIONS = 10
 CONNECT_SECONDS = 5.0
 STATEMENT_SECONDS = 10.0
@@ -342,8 +342,9 @@ class PostgresPool:
             has_schema, _ = await connection.fetchrow(sql["has_schema"])
             if not has_schema:
                 await connection.execute("CREATE SCHEMA dovetail")
-            for number in range(version + 1, SCHEMA_VERSION + 1):
-                await connection.execute(sql[f"schema_{number}"], timeout=LONGEST_MIGRATION_SECONDS)
+            numbers = range(version + 1, SCHEMA_VERSION + 1)
+            for name in (*(f"schema_{number}" for number in numbers), "views"):
+                await connection.execute(sql[name], timeout=LONGEST_MIGRATION_SECONDS)
             await connection.execute(sql["set_schema_version"], SCHEMA_VERSION)
 
     async def _version(self, connection: PostgresConnection) -> int:

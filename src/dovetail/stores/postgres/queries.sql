@@ -173,6 +173,103 @@ CREATE TABLE dovetail.history (
 );
 CREATE INDEX history_by_name ON dovetail.history (kind, name, number);
 
+-- name: schema_5
+-- For views. What users and handlers wrote is bytes; a character U+0000, which jsonb refuses, is shown
+-- as U+FFFD.
+CREATE OR REPLACE FUNCTION dovetail.json_of(content BYTEA) RETURNS JSONB
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
+  SELECT CASE
+    WHEN position('\u0000' IN convert_from(content, 'UTF8')) = 0
+      THEN convert_from(content, 'UTF8')::JSONB
+    ELSE regexp_replace(
+      convert_from(content, 'UTF8'), '(?<!\\)((?:\\\\)*)\\u0000', '\1\\ufffd', 'g'
+    )::JSONB
+  END
+$$;
+-- The ids of the nodes of a definition, in their order.
+CREATE OR REPLACE FUNCTION dovetail.node_ids(content BYTEA) RETURNS TEXT[]
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
+  SELECT array_agg(node.value ->> 'id' ORDER BY node.nth)
+  FROM jsonb_array_elements(dovetail.json_of(content) -> 'nodes') WITH ORDINALITY
+    AS node (value, nth)
+$$;
+
+-- name: views
+-- For users: docs/sql.md promises their columns. They are replaced with each version of the schema.
+CREATE OR REPLACE VIEW dovetail.v_runs AS
+SELECT r.run_id, r.workflow, r.version, r.status, r.epoch,
+  dovetail.json_of(r.params) AS params, dovetail.json_of(r.result) AS result,
+  dovetail.json_of(r.error) AS error,
+  to_timestamp(r.created_at) AS created_at, to_timestamp(r.started_at) AS started_at,
+  to_timestamp(r.finished_at) AS finished_at, r.finished_at - r.started_at AS duration,
+  b.batch_id, r.place AS batch_index,
+  (SELECT CASE WHEN position('\x00'::BYTEA IN k.key) = 0
+     THEN convert_from(k.key, 'UTF8') ELSE encode(k.key, 'escape') END
+   FROM dovetail.keys k WHERE k.made = r.run_id LIMIT 1) AS idempotency_key,
+  dovetail.json_of(r.meta) ->> 'forked_from' AS forked_from
+FROM dovetail.runs r LEFT JOIN dovetail.batches b ON b.number = r.batch;
+-- A state is its fields between bars (see `codec.node_text`), an end its reason, the index of its cause
+-- and its error.
+CREATE OR REPLACE VIEW dovetail.v_nodes AS
+SELECT found.run_id, found.workflow, found.node, found.handler, found.status,
+  COALESCE(state[2]::BIGINT, 1) AS epoch, COALESCE(state[3]::BIGINT, 0) AS attempt,
+  CASE WHEN found.status NOT IN ('PENDING', 'QUEUED') THEN NULLIF(state[12], '') END AS worker,
+  to_timestamp(NULLIF(state[13], '')::FLOAT8) AS started_at,
+  to_timestamp(NULLIF(state[14], '')::FLOAT8) AS finished_at,
+  NULLIF(state[14], '')::FLOAT8 - NULLIF(state[13], '')::FLOAT8 AS duration,
+  NULLIF(ending ->> 0, '') AS reason,
+  CASE WHEN (ending ->> 1)::BIGINT >= 0 THEN nodes -> (ending ->> 1)::INT ->> 'id' END AS cause,
+  CASE WHEN found.status <> 'COMPLETED'
+    THEN dovetail.json_of(convert_to(NULLIF(ending ->> 2, ''), 'UTF8')) END AS error,
+  CASE WHEN found.status = 'COMPLETED' THEN dovetail.json_of(found.output) END AS output
+FROM (
+  SELECT r.run_id, r.workflow, spec.value ->> 'id' AS node, spec.value ->> 'handler' AS handler,
+    CASE split_part(convert_from(n.state, 'UTF8'), '|', 1)
+      WHEN 'Q' THEN 'QUEUED' WHEN 'R' THEN 'RUNNING' WHEN 'C' THEN 'COMPLETED'
+      WHEN 'F' THEN 'FAILED' WHEN 'S' THEN 'SKIPPED' WHEN 'X' THEN 'CANCELLED' ELSE 'PENDING'
+    END AS status,
+    string_to_array(convert_from(n.state, 'UTF8'), '|') AS state,
+    dovetail.json_of(n.ends) AS ending, n.output, whole.nodes
+  FROM dovetail.runs r JOIN dovetail.definitions d ON d.number = r.definition
+    CROSS JOIN LATERAL (SELECT dovetail.json_of(d.content) -> 'nodes' AS nodes) whole
+    CROSS JOIN LATERAL jsonb_array_elements(whole.nodes) WITH ORDINALITY AS spec (value, nth)
+    LEFT JOIN dovetail.nodes n ON n.run = r.number AND n.place = spec.nth - 1
+) found;
+-- An event is an array of time, type, epoch, the index of its node, attempt and data. Each generation
+-- is shown up to where a later one begins, as `read_events` does.
+CREATE OR REPLACE VIEW dovetail.v_events AS
+SELECT run_id, workflow, seq, to_timestamp((event ->> 0)::FLOAT8) AS time, event ->> 1 AS type,
+  (event ->> 2)::BIGINT AS epoch, ids[(event ->> 3)::INT + 1] AS node,
+  (event ->> 4)::BIGINT AS attempt,
+  CASE
+    WHEN event -> 5 ? 'at' THEN jsonb_build_object('error', (event -> 5 -> 'error')
+      || jsonb_build_object('node', ids[(event -> 5 ->> 'at')::INT + 1]))
+    WHEN event -> 5 ? 'cause' THEN (event -> 5)
+      || jsonb_build_object('cause', ids[(event -> 5 ->> 'cause')::INT + 1])
+    ELSE NULLIF(event -> 5, 'null')
+  END AS data
+FROM (
+  SELECT r.run_id, r.workflow, e.seq, dovetail.json_of(e.event) AS event, named.ids
+  FROM dovetail.runs r JOIN dovetail.definitions d ON d.number = r.definition
+    CROSS JOIN LATERAL (SELECT dovetail.node_ids(d.content) AS ids) named
+    JOIN dovetail.events e ON e.run = r.number
+  WHERE (e.generation = 1 OR EXISTS (
+      SELECT FROM dovetail.generations g WHERE g.run = e.run AND g.generation = e.generation
+    ))
+    AND NOT EXISTS (
+      SELECT FROM dovetail.generations later
+      WHERE later.run = e.run AND later.generation > e.generation AND later.first_seq <= e.seq
+    )
+) shown;
+CREATE OR REPLACE VIEW dovetail.v_logs AS
+SELECT r.run_id, r.workflow, l.seq + line.nth - 1 AS seq,
+  to_timestamp((line.value ->> 0)::FLOAT8) AS time, l.node, l.epoch, l.attempt, l.item,
+  line.value ->> 1 AS level, line.value ->> 2 AS logger, line.value ->> 3 AS message,
+  line.value -> 4 AS fields
+FROM dovetail.runs r JOIN dovetail.logs l ON l.run = r.number
+  CROSS JOIN LATERAL jsonb_array_elements(dovetail.json_of(l.content)) WITH ORDINALITY
+    AS line (value, nth);
+
 -- ── the schema ──────────────────────────────────────────────────────────────────────────
 
 -- name: has_schema

@@ -249,9 +249,28 @@ class WorkerRegistry:
 
     async def dead_letters(self) -> list[dict[str, Any]]:
         """Messages that were refused as malformed or poison, the newest first."""
-        texts = await self._redis.call("LRANGE", DEAD, 0, MAX_DEAD_LETTERS - 1)
-        letters = [orjson.loads(text) for text in texts]
-        return [{**letter, "time": timestamp(letter.get("time"))} for letter in letters]
+        return [
+            {"letter_id": letter_id, **letter, "time": timestamp(letter.get("time"))}
+            for letter_id, letter in (
+                (_letter_id(text), orjson.loads(text)) for text in await self._letters()
+            )
+        ]
+
+    async def drop_dead_letter(self, letter_id: str) -> bool:
+        """Whether it was there. Of two letters with the same text one goes."""
+        for text in await self._letters():
+            if _letter_id(text) == letter_id:
+                return bool(await self._redis.call("LREM", DEAD, 1, text))
+        return False
+
+    async def _letters(self) -> list[bytes]:
+        texts: list[bytes] = await self._redis.call("LRANGE", DEAD, 0, MAX_DEAD_LETTERS - 1)
+        return texts
+
+
+def _letter_id(text: bytes) -> str:
+    """By its text: letters are pushed and trimmed, so a place in the list is no name."""
+    return sha256(text).hexdigest()[:32]
 
 
 def _digests(workers: Iterable[Mapping[str, Any]]) -> set[str]:

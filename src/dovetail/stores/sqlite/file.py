@@ -24,7 +24,7 @@ from dovetail.stores.records import named_statements
 
 APPLICATION_ID = 0x444F5645
 """Written into the file's header, so that another program's database is not taken for ours."""
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 BUSY_SECONDS = 30.0
 """How long to wait for another process that writes; a commit takes milliseconds."""
 _RETRY_SECONDS = 0.01
@@ -156,8 +156,9 @@ class SqliteFile:
         connection.execute("BEGIN IMMEDIATE")
         try:
             version, _, _ = _header(connection)  # another process may have migrated meanwhile
-            for number in range(version + 1, SCHEMA_VERSION + 1):
-                for statement in split_statements(statements()[f"schema_{number}"]):
+            numbers = range(version + 1, SCHEMA_VERSION + 1)
+            for name in ("drop_views", *(f"schema_{number}" for number in numbers), "views"):
+                for statement in split_statements(statements()[name]):
                     connection.execute(statement)
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")

@@ -74,8 +74,21 @@ class SqliteOutbox:
 
     async def dead_letters(self) -> list[dict[str, Any]]:
         """The newest first, in the fields of `GET /dead-letters`."""
-        letters = [orjson.loads(content) for (content,) in self._store.rows("dead_letters", 100)]
-        return [{**letter, "time": timestamp(letter["time"])} for letter in letters]
+        letters = {
+            str(number): orjson.loads(content)
+            for number, content in self._store.rows("dead_letters", MAX_DEAD_LETTERS)
+        }
+        return [
+            {"letter_id": letter_id, **letter, "time": timestamp(letter["time"])}
+            for letter_id, letter in letters.items()
+        ]
+
+    async def drop_dead_letter(self, letter_id: str) -> bool:
+        """Whether it was there."""
+        if not (letter_id.isascii() and letter_id.isdigit() and len(letter_id) < 16):
+            return False
+        sql, number = statements()["drop_dead_letter"], int(letter_id)
+        return bool(await self._store.transact(lambda c: c.execute(sql, (number,)).rowcount))
 
     async def _execute(self, name: str, *values: Any) -> None:
         sql = statements()[name]

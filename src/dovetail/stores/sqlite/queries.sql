@@ -180,6 +180,162 @@ CREATE TABLE feed_name (name TEXT NOT NULL);
 INSERT INTO feed_name (name) VALUES (lower(hex(randomblob(4))));
 
 -- name: schema_6
+-- From this version on there are views.
+
+-- name: drop_views
+DROP VIEW IF EXISTS v_runs; DROP VIEW IF EXISTS v_nodes;
+DROP VIEW IF EXISTS v_events; DROP VIEW IF EXISTS v_logs;
+
+-- name: views
+-- For users: docs/sql.md promises their columns. They are made again with each version of the schema.
+-- `->` and MATERIALIZED are not used: an older SQLite could not open a file that has them. A row that
+-- is no JSON is left out: it must not hide all others.
+CREATE VIEW v_runs AS
+SELECT r.run_id, r.workflow, r.version, r.status, r.epoch,
+  CAST(r.params AS TEXT) AS params, CAST(r.result AS TEXT) AS result,
+  CAST(r.error AS TEXT) AS error,
+  strftime('%Y-%m-%dT%H:%M:%fZ', r.created_at, 'unixepoch') AS created_at,
+  strftime('%Y-%m-%dT%H:%M:%fZ', r.started_at, 'unixepoch') AS started_at,
+  strftime('%Y-%m-%dT%H:%M:%fZ', r.finished_at, 'unixepoch') AS finished_at,
+  r.finished_at - r.started_at AS duration,
+  b.batch_id, r.place AS batch_index,
+  (SELECT k.key FROM keys k WHERE k.made = r.run_id) AS idempotency_key,
+  (SELECT json_extract(CAST(j.entries AS TEXT), '$[0][2].forked_from') FROM journal j
+   WHERE j.id = r.number << 24 AND json_valid(CAST(j.entries AS TEXT))) AS forked_from
+FROM runs r LEFT JOIN batches b ON b.number = r.batch;
+-- An entry is an array of time, transition, extra, outbox and events; an event is an array of type,
+-- epoch, node, attempt and data (see `writer.encoded`). A window function counts the events of a piece.
+-- The joins are in this order, so that an entry of thousands of events is parsed once.
+CREATE VIEW v_events AS
+SELECT run_id, workflow, seq, strftime('%Y-%m-%dT%H:%M:%fZ', at, 'unixepoch') AS time, type, epoch,
+  node, attempt, data
+FROM (
+  SELECT r.run_id AS run_id, r.workflow AS workflow,
+    j.seq - 1 + ROW_NUMBER() OVER (
+      PARTITION BY r.run_id, r.workflow, j.id ORDER BY entry.key, event.key
+    ) AS seq,
+    at.value AS at,
+    json_extract(event.value, '$[0]') AS type, json_extract(event.value, '$[1]') AS epoch,
+    json_extract(event.value, '$[2]') AS node, json_extract(event.value, '$[3]') AS attempt,
+    json_extract(event.value, '$[4]') AS data
+  FROM runs r JOIN journal j ON j.id >= r.number << 24 AND j.id < (r.number + 1) << 24
+    CROSS JOIN json_each(CASE WHEN json_valid(CAST(j.entries AS TEXT))
+      THEN CAST(j.entries AS TEXT) ELSE '[]' END) entry
+    CROSS JOIN json_each(entry.value, '$[0]') at CROSS JOIN json_each(entry.value, '$[4]') event
+);
+-- A node is what its last events say, unless a later retry of the run has set it back. Beside the
+-- events of an entry there are rows for the nodes of the definition and for the nodes that a retry
+-- has set back, and for outputs. They are no UNION: only so `WHERE run_id = ?` reaches the table of
+-- runs. An output is taken by two paths, of which the second is never there: that gives an array, in
+-- which true stays true. The greatest text is the newest: it begins with the place in the log (35
+-- characters).
+CREATE VIEW v_nodes AS
+SELECT run_id, workflow, node, handler, status, epoch,
+  CASE WHEN began IS NULL THEN 0 ELSE json_extract(began, '$[1]') END AS attempt,
+  CASE WHEN status NOT IN ('PENDING', 'QUEUED') THEN json_extract(began, '$[2]') END AS worker,
+  strftime('%Y-%m-%dT%H:%M:%fZ', json_extract(began, '$[0]'), 'unixepoch') AS started_at,
+  strftime('%Y-%m-%dT%H:%M:%fZ', ended, 'unixepoch') AS finished_at,
+  ended - json_extract(began, '$[0]') AS duration,
+  CASE WHEN ended IS NOT NULL THEN json_extract(last, '$[3]') END AS reason,
+  CASE WHEN ended IS NOT NULL THEN json_extract(last, '$[4]') END AS cause,
+  CASE WHEN status <> 'COMPLETED' THEN json_remove(failed, '$.traceback') END AS error,
+  CASE WHEN status = 'COMPLETED' THEN output END AS output
+FROM (
+  SELECT run_id, workflow, node, handler, last, began, failed, output,
+    CASE
+      WHEN last IS NULL THEN 'PENDING'
+      WHEN json_extract(last, '$[0]') = 'node.started' THEN 'RUNNING'
+      WHEN json_extract(last, '$[0]') IN ('node.completed', 'node.cached', 'node.reused')
+        THEN 'COMPLETED'
+      WHEN json_extract(last, '$[0]') IN ('node.failed', 'node.skipped', 'node.cancelled')
+        THEN UPPER(SUBSTR(json_extract(last, '$[0]'), 6))
+      ELSE 'QUEUED'
+    END AS status,
+    CASE WHEN last IS NULL THEN IFNULL(reset_epoch, 1) ELSE json_extract(last, '$[1]') END AS epoch,
+    CASE WHEN json_extract(last, '$[0]') NOT IN
+        ('node.queued', 'node.started', 'node.parked', 'node.retrying')
+      THEN json_extract(last, '$[2]') END AS ended
+  FROM (
+    SELECT run_id, workflow, node, handler, reset_epoch,
+      CASE WHEN last > reset THEN SUBSTR(last, 36) END AS last,
+      CASE WHEN began > reset THEN SUBSTR(began, 36) END AS began,
+      CASE WHEN failed > reset THEN SUBSTR(failed, 36) END AS failed,
+      CASE WHEN output > reset THEN SUBSTR(output, 36) END AS output
+    FROM (
+      SELECT run_id, workflow, node, MAX(CASE WHEN type = 'defined' THEN data END) AS handler,
+        IFNULL(MAX(CASE WHEN type = 'reset' THEN place END), '') AS reset,
+        MAX(CASE WHEN type = 'reset' THEN epoch END) AS reset_epoch,
+        MAX(CASE WHEN type IN (
+            'node.queued', 'node.started', 'node.parked', 'node.retrying', 'node.completed',
+            'node.cached', 'node.reused', 'node.failed', 'node.skipped', 'node.cancelled'
+          ) THEN place || json_array(
+            type, epoch, at, json_extract(data, '$.reason'), json_extract(data, '$.cause')
+          ) END) AS last,
+        MAX(CASE WHEN type = 'node.started'
+          THEN place || json_array(at, attempt, json_extract(data, '$.worker')) END) AS began,
+        MAX(CASE WHEN type IN ('node.failed', 'node.retrying')
+          THEN place || json_extract(data, '$.error') END) AS failed,
+        MAX(CASE WHEN type = 'output' THEN place || SUBSTR(data, 2, LENGTH(data) - 7) END) AS output
+      FROM (
+        SELECT r.run_id AS run_id, r.workflow AS workflow,
+          json_extract(event.value, '$[2]') AS node,
+          printf('%019d.%07d.%07d', j.id, entry.key, event.key) AS place,
+          at.value AS at, json_extract(event.value, '$[0]') AS type,
+          json_extract(event.value, '$[1]') AS epoch, json_extract(event.value, '$[3]') AS attempt,
+          json_extract(event.value, '$[4]') AS data
+        FROM runs r JOIN definitions d ON d.number = r.definition
+          JOIN journal j ON j.id >= r.number << 24 AND j.id < (r.number + 1) << 24
+          CROSS JOIN json_each(CASE WHEN json_valid(CAST(j.entries AS TEXT))
+            THEN CAST(j.entries AS TEXT) ELSE '[]' END) entry
+          CROSS JOIN json_each(entry.value, '$[0]') at
+          CROSS JOIN json_each(CASE
+            WHEN j.id = r.number << 24 AND entry.key = 0 AND json_valid(CAST(d.content AS TEXT)) THEN
+              (SELECT SUBSTR(defined, 1, LENGTH(defined) - 1) FROM (
+                 SELECT json_group_array(json(one)) AS defined FROM (
+                   SELECT json_array('defined', NULL, json_extract(value, '$.id'), NULL,
+                     json_extract(value, '$.handler')) AS one
+                   FROM json_each(CAST(d.content AS TEXT), '$.nodes')
+                   UNION ALL
+                   SELECT json_array('output', NULL, key, NULL, json_array(CASE
+                     WHEN type IN ('object', 'array', 'true', 'false')
+                       THEN json(CASE type WHEN 'true' THEN 'true' WHEN 'false' THEN 'false'
+                         ELSE value END)
+                     ELSE value END, NULL))
+                   FROM json_each(entry.value, '$[2].outputs')
+                 )))
+              || ',' || SUBSTR(json_extract(entry.value, '$[4]'), 2)
+            WHEN json_extract(entry.value, '$[1]') = 'retry'
+              AND json_array_length(entry.value, '$[2]') > 0 THEN
+              (SELECT SUBSTR(again, 1, LENGTH(again) - 1) FROM (
+                 SELECT json_group_array(json_array('reset',
+                   json_extract(entry.value, '$[4][0][1]'), json_extract(value, '$.id'), NULL, NULL
+                 )) AS again
+                 FROM json_each(CAST(d.content AS TEXT), '$.nodes')
+                 WHERE key IN (SELECT value FROM json_each(entry.value, '$[2]'))))
+              || ',' || SUBSTR(json_extract(entry.value, '$[4]'), 2)
+            WHEN json_extract(entry.value, '$[1]') IN ('complete', 'recall')
+              AND json_array_length(entry.value, '$[4]') > 0 THEN
+              '[["output",null,"' || json_extract(entry.value, '$[4][0][2]') || '",null,'
+              || json_extract(entry.value, '$[2]', '$[9]')
+              || '],' || SUBSTR(json_extract(entry.value, '$[4]'), 2)
+            ELSE json_extract(entry.value, '$[4]')
+          END) event
+        WHERE json_extract(event.value, '$[2]') IS NOT NULL
+      )
+      GROUP BY run_id, workflow, node
+    )
+  )
+);
+CREATE VIEW v_logs AS
+SELECT r.run_id, r.workflow, l.seq + line.key AS seq,
+  strftime('%Y-%m-%dT%H:%M:%fZ', json_extract(line.value, '$[0]'), 'unixepoch') AS time,
+  l.node, l.epoch, l.attempt, l.item, json_extract(line.value, '$[1]') AS level,
+  json_extract(line.value, '$[2]') AS logger, json_extract(line.value, '$[3]') AS message,
+  json_extract(line.value, '$[4]') AS fields
+FROM runs r JOIN logs l ON l.run = r.number,
+  json_each(CASE WHEN json_valid(l.content) THEN l.content ELSE '[]' END) line;
+
+-- name: schema_7
 -- Notifications of runs that ended, from the commit of the end until a receiver has accepted them.
 -- `content` is a JSON object with the fields of `Notification`.
 CREATE TABLE outbox (
@@ -285,7 +441,7 @@ SELECT MAX(id) FROM journal WHERE id BETWEEN ? AND ? AND seq <= ?;
 SELECT number, finished_at IS NOT NULL FROM runs WHERE run_id = ?;
 
 -- name: last_run
-SELECT MAX(number) FROM runs HAVING MAX(number) IS NOT NULL;
+SELECT number FROM runs ORDER BY number DESC LIMIT 1;
 
 -- name: run_from
 -- The first run at a number or after it, and when it was created.
@@ -412,7 +568,10 @@ INSERT INTO dead_letters (content) VALUES (?);
 DELETE FROM dead_letters WHERE number <= (SELECT MAX(number) FROM dead_letters) - ?;
 
 -- name: dead_letters
-SELECT content FROM dead_letters ORDER BY number DESC LIMIT ?;
+SELECT number, content FROM dead_letters ORDER BY number DESC LIMIT ?;
+
+-- name: drop_dead_letter
+DELETE FROM dead_letters WHERE number = ?;
 
 -- ── events are exported ─────────────────────────────────────────────────────────────────
 

@@ -303,7 +303,7 @@ class SqliteRecords(BaseRecords):
         if workflow is not None:
             return dict(self._store.rows("count_runs_of_workflow", workflow, first, end))
         counted = {
-            status.value: self._store.rows("count_runs", status.value, first, end)[0][0]
+            status.value: self._one("count_runs", status.value, first, end)[0]
             for status in RunStatus
         }
         return {status: runs for status, runs in counted.items() if runs}
@@ -457,14 +457,14 @@ class SqliteRecords(BaseRecords):
         there = {name for (name,) in self._store.rows("things")}
         made = (
             statement
-            for number in range(1, SCHEMA_VERSION + 1)
-            for statement in split_statements(statements()[f"schema_{number}"])
+            for part in (*(f"schema_{number}" for number in range(1, SCHEMA_VERSION + 1)), "views")
+            for statement in split_statements(statements()[part])
             if statement.startswith("CREATE")
         )
         for statement in made:
             name = _named(statement)
             if name not in there:
-                kind = {"TABLE": "table", "TRIGGER": "trigger"}.get(statement.split()[1], "index")
+                kind = _KINDS.get(statement.split()[1], "index")
                 fix = "restore the file from a copy"
                 if kind != "table":
                     sql = " ".join(statement.split())
@@ -561,6 +561,9 @@ class SqliteRecords(BaseRecords):
                 )
             )
         return found
+
+
+_KINDS = {"TABLE": "table", "TRIGGER": "trigger", "VIEW": "view"}
 
 
 def _named(statement: str) -> str:
