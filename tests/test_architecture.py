@@ -33,8 +33,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "postgres_url": {"core"},
     "stores": {"core", "engine", "config", "redis_client", "postgres_url"},
     "transports": {"core", "engine", "config", "redis_client"},
-    # Only wiring names concrete stores and transports.
-    "wiring": {*INSIDE, "redis_client", "stores", "transports"},
+    "sinks": {"core", "engine", "redis_client"},
+    # Only wiring names concrete stores, transports and sinks.
+    "wiring": {*INSIDE, "redis_client", "stores", "transports", "sinks"},
     # The client only for the class of events that both give out.
     "executor": {*INSIDE, "wiring", "client"},
     "client": {*INSIDE, "redis_client", "wiring"},
@@ -79,8 +80,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 PURE = {
     "__future__", "abc", "array", "base64", "binascii", "bisect", "collections", "contextlib",
     "copy", "dataclasses", "decimal", "difflib", "enum", "functools", "gc", "graphlib", "hashlib",
-    "heapq", "itertools", "json", "keyword", "math", "operator", "re", "string", "sys", "textwrap",
-    "types", "typing", "unicodedata", "urllib.parse", "zlib", "jinja2", "jsonschema_rs",
+    "heapq", "hmac", "itertools", "json", "keyword", "math", "operator", "re", "string", "sys",
+    "textwrap", "types", "typing", "unicodedata", "urllib.parse", "zlib", "jinja2", "jsonschema_rs",
     "markupsafe", "orjson", "pydantic", "pydantic_core", "yaml",
 }
 # fmt: on

@@ -460,6 +460,14 @@ class ServedEngine(EngineApi, Protocol):
         """The id after which `feed` would begin. Raises as `feed` does."""
         ...
 
+    def dead_letters(self) -> Awaitable[list[dict[str, Any]]]:
+        """Notifications that were given up, in the fields of `GET /dead-letters`."""
+        ...
+
+    def drop_dead_letter(self, letter_id: str) -> Awaitable[bool]:
+        """Whether it was there."""
+        ...
+
     def check_writable(self) -> Awaitable[object]:
         """Raises `StoreError`, with its reason, if a trigger would not be accepted now.
 

@@ -172,6 +172,14 @@ async def _nothing_new() -> None:
     """The handlers of this process are known."""
 
 
+async def _no_letters() -> list[dict[str, Any]]:
+    return []
+
+
+async def _no_letter(letter_id: str) -> bool:
+    return False
+
+
 async def _never() -> None:
     await asyncio.Event().wait()
 
@@ -207,6 +215,9 @@ class Commands:
     It may write, so it is not to be asked often."""
     lost: Callable[[], Awaitable[None]] = _never
     """Raises what ended the store of this process, when something does."""
+    dead_letters: Callable[[], Awaitable[list[dict[str, Any]]]] = _no_letters
+    """Notifications that were given up, where messages do not travel between processes."""
+    drop_dead_letter: Callable[[str], Awaitable[bool]] = _no_letter
     max_config_bytes: int = MAX_CONFIG_SIZE
     """Of a node's rendered config."""
     actor: str = "unknown"

@@ -335,6 +335,37 @@ SELECT r.run_id, r.workflow, l.seq + line.key AS seq,
 FROM runs r JOIN logs l ON l.run = r.number,
   json_each(CASE WHEN json_valid(l.content) THEN l.content ELSE '[]' END) line;
 
+-- name: schema_7
+-- Notifications of runs that ended, from the commit of the end until a receiver has accepted them.
+-- `content` is a JSON object with the fields of `Notification`.
+CREATE TABLE outbox (
+  id TEXT PRIMARY KEY,
+  due_at REAL NOT NULL,
+  content BLOB NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX outbox_by_time ON outbox (due_at);
+-- Notifications that were given up, as `GET /dead-letters` shows them.
+CREATE TABLE dead_letters (
+  number INTEGER PRIMARY KEY,
+  content BLOB NOT NULL
+);
+-- How many pieces of a run's log are exported.
+CREATE TABLE exported (
+  run INTEGER PRIMARY KEY,
+  pieces INTEGER NOT NULL
+);
+CREATE TRIGGER exported_of_deleted_runs AFTER DELETE ON runs BEGIN
+  DELETE FROM exported WHERE run = OLD.number;
+END;
+-- The process that exports events, and up to which event of the feed the runs are exported.
+CREATE TABLE export (
+  id INTEGER PRIMARY KEY,
+  owner TEXT,
+  until REAL NOT NULL DEFAULT 0,
+  position INTEGER
+);
+INSERT INTO export (id) VALUES (1);
+
 -- ── runs and their log ──────────────────────────────────────────────────────────────────
 
 -- name: add_definition
@@ -505,6 +536,71 @@ DELETE FROM feed WHERE number < MAX(
     (SELECT MAX(number) FROM feed)
   )
 );
+
+-- ── notifications ───────────────────────────────────────────────────────────────────────
+
+-- name: add_notification
+INSERT OR IGNORE INTO outbox (id, due_at, content) VALUES (?, ?, ?);
+
+-- name: due_notifications
+SELECT id, content FROM outbox WHERE due_at <= ? ORDER BY due_at LIMIT ?;
+
+-- name: next_notification
+SELECT MIN(due_at) FROM outbox;
+
+-- name: claim_notification
+-- Nothing, if another process was faster.
+UPDATE outbox SET due_at = ?3 WHERE id = ?1 AND due_at <= ?2;
+
+-- name: change_notification
+UPDATE outbox SET due_at = ?2, content = ?3 WHERE id = ?1;
+
+-- name: remove_notification
+DELETE FROM outbox WHERE id = ?;
+
+-- name: count_notifications
+SELECT COUNT(*), MIN(due_at), (SELECT COUNT(*) FROM dead_letters) FROM outbox;
+
+-- name: add_dead_letter
+INSERT INTO dead_letters (content) VALUES (?);
+
+-- name: trim_dead_letters
+DELETE FROM dead_letters WHERE number <= (SELECT MAX(number) FROM dead_letters) - ?;
+
+-- name: dead_letters
+SELECT number, content FROM dead_letters ORDER BY number DESC LIMIT ?;
+
+-- name: drop_dead_letter
+DELETE FROM dead_letters WHERE number = ?;
+
+-- ── events are exported ─────────────────────────────────────────────────────────────────
+
+-- name: lead_export
+-- Nothing, if another process exports.
+UPDATE export SET owner = ?1, until = ?2 WHERE owner IS NULL OR owner = ?1 OR until < ?3;
+
+-- name: leave_export
+UPDATE export SET owner = NULL WHERE owner = ?;
+
+-- name: export_position
+SELECT position, IFNULL((SELECT MAX(number) FROM feed), 0) FROM export;
+
+-- name: set_export_position
+UPDATE export SET position = ?;
+
+-- name: unexported_runs
+-- Unfinished runs with a piece that is not exported, and runs of these events of the feed.
+SELECT run_id FROM runs LEFT JOIN exported ON run = number
+WHERE finished_at IS NULL
+  AND EXISTS (SELECT 1 FROM journal WHERE id = number * 16777216 + IFNULL(pieces, 0))
+UNION SELECT run_id FROM feed WHERE number > ?1 AND number <= ?2;
+
+-- name: exported_pieces
+SELECT number, workflow, IFNULL((SELECT pieces FROM exported WHERE run = number), 0)
+FROM runs WHERE run_id = ?;
+
+-- name: set_exported
+INSERT OR REPLACE INTO exported (run, pieces) SELECT number, ?2 FROM runs WHERE run_id = ?1;
 
 -- ── runs are deleted ────────────────────────────────────────────────────────────────────
 
