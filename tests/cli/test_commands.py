@@ -145,8 +145,8 @@ def test_help_names_every_command(command: Command) -> None:
             "record delete prune",
         ),
         ("batches", "list show"),
-        ("workflows", "register list show diff delete alias"),
-        ("limits", "list set"),
+        ("workflows", "register list show diff delete alias unalias history"),
+        ("limits", "list set history"),
     ],
 )
 def test_help_of_a_group_names_every_command_of_it_in_full_sentences(

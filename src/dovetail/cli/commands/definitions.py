@@ -336,7 +336,10 @@ def delete(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete a workflow with all its versions, or one version; its finished runs stay."""
+    """Delete a workflow, or one version of it.
+
+    Its finished runs stay.
+    """
     if version is None:
         ask(lambda commands: commands.delete_workflow(name))
         reply: dict[str, Any] = {"name": name, "deleted": True}
@@ -357,7 +360,10 @@ def history(
     cursor: Cursor = None,
     as_json: AsJson = False,
 ) -> None:
-    """List what was done to a workflow, when and by whom; also of a deleted one."""
+    """List what was done to a workflow, when and by whom.
+
+    The history of a deleted workflow stays.
+    """
     page = ask(lambda commands: commands.workflow_history(name, limit=limit, cursor=cursor))
     print_history(page, as_json=as_json)
 
@@ -377,7 +383,10 @@ def alias(
     delete: Annotated[bool, typer.Option("--delete", help="As `unalias`.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Let an alias name a version, or divide runs between versions by weights."""
+    """Let an alias name a version, or weights of versions.
+
+    Weights divide the runs that are triggered by the alias between the versions.
+    """
     if delete == bool(version):
         raise typer.BadParameter("give a version, or --delete")
     if delete:
