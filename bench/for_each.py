@@ -2,8 +2,8 @@
 
     .venv/bin/python bench/for_each.py [--items 1000] [--long 100000] [--rounds 3]
 
-Prints for each the items (or nodes) a second of wall time, and the CPU time for one. The best of some
-rounds counts: other programs may run beside it.
+Prints the items (or nodes) a second of wall time, and the CPU time for one. The best of some rounds
+counts: other programs may run beside it.
 """
 
 from __future__ import annotations

@@ -7,13 +7,17 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from dovetail import Dovetail, Run
 from dovetail.core.errors import InvalidParams, NotFound
@@ -335,3 +339,56 @@ def test_a_killed_engine_goes_on_and_joins_once(tmp_path: Path) -> None:
     assert len(twice) <= 2 * 8, "more ran again than were under way"
     assert all(name in before for name in twice)
     assert sorted(map(int, starts.keys() - {"join"})) == list(range(200))
+
+
+class Articles(BaseHTTPRequestHandler):
+    """Of 200 articles 10 are gone, and 20 more come only when they are asked for again."""
+
+    asked: Counter[str]
+    times: list[float]
+
+    def do_GET(self) -> None:
+        number = int(self.path.removeprefix("/"))
+        self.asked[self.path] += 1
+        self.times.append(time.monotonic())
+        status = 404 if number % 20 == 7 else 200
+        if number % 10 == 3 and self.asked[self.path] == 1:
+            status = 503
+        body = b'{"url": "article %d"}' % number
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+async def test_the_digest_of_the_example_against_a_flaky_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOVETAIL_ALLOW_PRIVATE_ADDRESSES", "127.0.0.1/32")
+    text = (Path(__file__).parents[2] / "examples" / "digest.yaml").read_text()
+    digest = yaml.safe_load(text)
+    digest["nodes"][0]["retry"] = {"base_delay_seconds": 0.02, "jitter": 0}
+    rate = 100
+    Articles.asked, Articles.times = Counter(), []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Articles)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        async with Dovetail(str(tmp_path / "runs.db")) as dt:
+            await dt._commands.set_rate_limit("news", rate, 1)
+            articles = [f"http://127.0.0.1:{server.server_port}/{n}" for n in range(200)]
+            run = await dt.run(digest, {"articles": articles})
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert run.status == "COMPLETED"
+    fetched = run.nodes["fetch"].output
+    assert [n for n, one in enumerate(fetched) if one is None] == list(range(7, 200, 20))
+    assert (run.result["articles"], run.result["missing"]) == (200, 10)
+    assert len(run.nodes["summarise"].output) == 190
+    assert len(Articles.times) == 220
+    times = sorted(Articles.times)[10:]  # the first may come with the burst of the default
+    assert (len(times) - 1) / (times[-1] - times[0]) <= rate * 1.05

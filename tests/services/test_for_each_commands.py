@@ -100,14 +100,15 @@ async def test_a_page_of_items_is_the_same_from_redis_and_from_the_archive(
     async with PostgresPool(service_processes.database_url) as pool:
         outputs = "SELECT output::TEXT FROM dovetail.v_nodes WHERE run_id = $1 AND node = 'each'"
         names = (
-            "SELECT DISTINCT node FROM dovetail.v_events "
-            "WHERE run_id = $1 AND type = 'node.completed' ORDER BY node"
+            "SELECT node, item FROM dovetail.v_events "
+            "WHERE run_id = $1 AND type = 'node.completed'"
         )
         (row,) = await pool.look(lambda connection: connection.fetch(outputs, run_id))
         assert orjson.loads(row[0]) == [item["output"] for item in items]
         rows = await pool.look(lambda connection: connection.fetch(names, run_id))
-        found = {row[0] for row in rows}
-        assert found == {"start", "each", "end", *(f"each[{n}]" for n in range(120))}
+        found = sorted((row[0], -1 if row[1] is None else row[1]) for row in rows)
+        items_of_each = [("each", n) for n in range(-1, 120)]
+        assert found == [*items_of_each, ("end", -1), ("start", -1)]
 
 
 async def test_a_retry_and_a_fork_rerun_only_what_failed(

@@ -124,6 +124,9 @@ async def node_lines(
         facts.append(("depends on", ", ".join(detail["dependencies"])))
     if detail["why"] is not None:
         facts.append(("why", detail["why"]["why"]))
+    if detail["items"] is not None:
+        counts = [f"{many:,} {state}" for state, many in detail["items"].items() if many]
+        facts.append(("items", ", ".join(counts) or "none yet"))
     title = f" {clip(plain(detail['id']), LONGEST_ID)} of run {short}"
     lines: list[Line] = [[status_piece(detail["status"]), (title, "")]]
     lines += table([[(f"  {name}", "dim"), (plain(value), "")] for name, value in facts])
@@ -133,6 +136,10 @@ async def node_lines(
     if detail["status"] == NodeStatus.COMPLETED:
         lines += _value_lines("output", detail["output"])
     lines += _attempt_lines(detail["attempts"])
+    if detail["items"] is not None and detail["items"]["failed"]:
+        name, most = detail["id"], MAX_ATTEMPTS
+        found = await commands.node_items(run_id, name, status=NodeStatus.FAILED, limit=most)
+        lines += _failed_items(found)
     lines += _error_lines(detail)
     items = await last_items(commands, run_id, LogQuery(detail["id"]), LAST_LINES)
     if items:
@@ -156,6 +163,16 @@ def _value_lines(name: str, value: Any, detail: Mapping[str, Any] | None = None)
         yield [(f"  … {len(text):,} characters in all; --json prints everything", "dim")]
     if detail is not None and detail["config_error"] is not None:
         yield [(f"  {plain(detail['config_error'])}", "bad")]
+
+
+def _failed_items(page: Mapping[str, Any]) -> Iterator[Line]:
+    many = page["counts"]["failed"]
+    shown = f"the first {len(page['items'])} of {many:,}" if page["next_cursor"] else f"{many:,}"
+    yield [(f"failed items: {shown}", "dim")]
+    for item in page["items"]:
+        error = item["error"] or {}
+        words = f"{error.get('type')}: {error.get('message')}"
+        yield [(f"  {item['index']}  ", "bold"), (clip(plain(words), _LONGEST_LINE), "")]
 
 
 def _attempt_lines(attempts: Sequence[Mapping[str, Any]]) -> Iterator[Line]:

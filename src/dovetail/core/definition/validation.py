@@ -26,6 +26,7 @@ from dovetail.core.definition.model import (
     ForEach,
     Node,
     RetrySettings,
+    Webhook,
     Workflow,
 )
 from dovetail.core.definition.params import schema_findings
@@ -330,6 +331,7 @@ _PARTS: dict[str, type[BaseModel]] = {
     "retry": RetrySettings,
     "cache": Cache,
     "for_each": ForEach,
+    "notify": Webhook,
 }
 _MODELS: tuple[type[BaseModel], ...] = (Workflow, *_PARTS.values())
 _FIELDS = {part: dict.fromkeys(part.model_fields) for part in _MODELS}
@@ -389,6 +391,8 @@ _MESSAGES: dict[str, Say] = {
     "string_pattern_mismatch": _pattern,
     "string_too_short": lambda found, path: "must not be empty",
     "string_too_long": _length("at most", "max_length"),
+    "too_short": lambda found, path: "must not be empty",
+    "too_long": lambda found, path: f"must have at most {found['ctx']['max_length']} entries",
     "literal_error": _literal,
 }
 

@@ -1,0 +1,67 @@
+"""A mapped node on the command line: one line with a bar, its items, and why it waits."""
+
+from __future__ import annotations
+
+import json
+
+from dovetail.cli.board import Board, row_line
+
+from .conftest import Shell
+
+FLOW = """\
+name: squares
+nodes:
+  - id: each
+    handler: square
+    for_each: {items: [1, 2, 3, 4], max_failures: 1}
+    config: {x: "{{ item }}"}
+"""
+HANDLERS = """\
+from dovetail import handler
+
+@handler("square")
+def square(config, ctx):
+    if config["x"] == 3:
+        raise ValueError("three is broken")
+    return config["x"] ** 2
+"""
+
+
+def event(kind: str, **fields: object) -> dict[str, object]:
+    time = "2026-01-01T00:00:00.000000Z"
+    return {"seq": 1, "time": time, "type": kind, "epoch": 1, "node": "m", "attempt": 1, **fields}
+
+
+def test_the_line_of_a_mapped_node_has_a_bar_of_its_completed_items() -> None:
+    board = Board(["m"])
+    board.apply(event("node.queued"))
+    board.apply(event("node.queued", items=4))
+    board.apply(event("node.queued", item=0))
+    board.apply(event("node.started", item=0))
+    board.apply(event("node.started"))
+    board.apply(event("node.completed", item=0))
+    board.apply(event("node.failed", item=1, error={"type": "E", "message": "m"}))
+    (row,) = board.rows
+    text = "".join(piece for piece, _ in row_line(row, 1, row.started or 0.0, bar=True))
+    assert "━" in text
+    assert text.endswith("25%  1 of 4 items, 1 failed")
+    assert row.status == "RUNNING"
+    board.apply(event("node.completed"))
+    text = "".join(piece for piece, _ in row_line(row, 1, row.started or 0.0))
+    assert text.endswith("4 items, 1 failed")
+
+
+def test_run_and_show_have_the_items(shell: Shell) -> None:
+    shell.write("flow.yaml", FLOW)
+    shell.write("own.py", HANDLERS)
+    own = ("--handlers", "own.py")
+    assert shell("validate", "flow.yaml", *own).code == 0
+    ran = shell("run", "flow.yaml", *own)
+    assert ran.code == 0
+    assert "4 items, 1 failed" in ran.out
+    run_id = json.loads(shell("runs", "list", "--json").out)["items"][0]["run_id"]
+    shown = shell("runs", "show", run_id, "each").out
+    assert "4 total, 3 completed, 1 failed" in shown
+    assert "failed items: 1" in shown
+    assert "2  ValueError: three is broken" in shown
+    assert shell("runs", "verify", run_id).code == 0
