@@ -221,12 +221,7 @@ SELECT found.run_id, found.workflow, found.node, found.handler, found.status,
   CASE WHEN (ending ->> 1)::BIGINT >= 0 THEN nodes -> (ending ->> 1)::INT ->> 'id' END AS cause,
   CASE WHEN found.status <> 'COMPLETED'
     THEN dovetail.json_of(convert_to(NULLIF(ending ->> 2, ''), 'UTF8')) END AS error,
-  CASE WHEN found.status <> 'COMPLETED' THEN NULL
-    WHEN found.output IS NULL AND found.is_mapped THEN COALESCE(
-      (SELECT jsonb_agg(COALESCE(dovetail.json_of(item.output), 'null') ORDER BY item.place)
-       FROM dovetail.nodes item WHERE item.run = found.number
-         AND item.place >= found.nth * 1048576 AND item.place < (found.nth + 1) * 1048576), '[]')
-    ELSE dovetail.json_of(found.output) END AS output
+  CASE WHEN found.status = 'COMPLETED' THEN dovetail.json_of(found.output) END AS output
 FROM (
   SELECT r.run_id, r.workflow, spec.value ->> 'id' AS node, spec.value ->> 'handler' AS handler,
     CASE split_part(convert_from(n.state, 'UTF8'), '|', 1)
@@ -234,8 +229,7 @@ FROM (
       WHEN 'F' THEN 'FAILED' WHEN 'S' THEN 'SKIPPED' WHEN 'X' THEN 'CANCELLED' ELSE 'PENDING'
     END AS status,
     string_to_array(convert_from(n.state, 'UTF8'), '|') AS state,
-    dovetail.json_of(n.ends) AS ending, n.output, whole.nodes, r.number, spec.nth,
-    COALESCE(spec.value -> 'for_each', 'null') <> 'null' AS is_mapped
+    dovetail.json_of(n.ends) AS ending, n.output, whole.nodes
   FROM dovetail.runs r JOIN dovetail.definitions d ON d.number = r.definition
     CROSS JOIN LATERAL (SELECT dovetail.json_of(d.content) -> 'nodes' AS nodes) whole
     CROSS JOIN LATERAL jsonb_array_elements(whole.nodes) WITH ORDINALITY AS spec (value, nth)
