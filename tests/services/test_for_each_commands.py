@@ -98,8 +98,7 @@ async def test_a_page_of_items_is_the_same_from_redis_and_from_the_archive(
     assert service_processes.database_url is not None
     async with PostgresPool(service_processes.database_url) as pool:
         names = (
-            "SELECT node, item FROM dovetail.v_events "
-            "WHERE run_id = $1 AND type = 'node.completed'"
+            "SELECT node, item FROM dovetail.v_events WHERE run_id = $1 AND type = 'node.completed'"
         )
         rows = await pool.look(lambda connection: connection.fetch(names, run_id))
         found = sorted((row[0], -1 if row[1] is None else row[1]) for row in rows)
