@@ -205,10 +205,14 @@ SELECT r.run_id, r.workflow, r.version, r.status, r.epoch,
 FROM runs r LEFT JOIN batches b ON b.number = r.batch;
 -- An entry is an array of time, transition, extra, outbox and events; an event is an array of type,
 -- epoch, node, attempt and data (see `writer.encoded`). A window function counts the events of a piece.
--- The joins are in this order, so that an entry of thousands of events is parsed once.
+-- The joins are in this order, so that an entry of thousands of events is parsed once. An item of a
+-- node with `for_each` has a name such as `node[3]`.
 CREATE VIEW v_events AS
 SELECT run_id, workflow, seq, strftime('%Y-%m-%dT%H:%M:%fZ', at, 'unixepoch') AS time, type, epoch,
-  node, attempt, data
+  CASE WHEN node LIKE '%]' THEN SUBSTR(node, 1, INSTR(node, '[') - 1) ELSE node END AS node,
+  attempt,
+  CASE WHEN node LIKE '%]' THEN CAST(SUBSTR(node, INSTR(node, '[') + 1) AS INTEGER) END AS item,
+  data
 FROM (
   SELECT r.run_id AS run_id, r.workflow AS workflow,
     j.seq - 1 + ROW_NUMBER() OVER (
@@ -306,12 +310,14 @@ FROM (
               || ',' || SUBSTR(json_extract(entry.value, '$[4]'), 2)
             WHEN json_extract(entry.value, '$[1]') = 'retry'
               AND json_array_length(entry.value, '$[2]') > 0 THEN
+              -- With items that a retry keeps, the list is the first of two.
               (SELECT SUBSTR(again, 1, LENGTH(again) - 1) FROM (
                  SELECT json_group_array(json_array('reset',
                    json_extract(entry.value, '$[4][0][1]'), json_extract(value, '$.id'), NULL, NULL
                  )) AS again
                  FROM json_each(CAST(d.content AS TEXT), '$.nodes')
-                 WHERE key IN (SELECT value FROM json_each(entry.value, '$[2]'))))
+                 WHERE key IN (SELECT value FROM json_each(entry.value, CASE
+                   json_type(entry.value, '$[2][0]') WHEN 'array' THEN '$[2][0]' ELSE '$[2]' END))))
               || ',' || SUBSTR(json_extract(entry.value, '$[4]'), 2)
             WHEN json_extract(entry.value, '$[1]') IN ('complete', 'recall')
               AND json_array_length(entry.value, '$[4]') > 0 THEN
@@ -320,7 +326,7 @@ FROM (
               || '],' || SUBSTR(json_extract(entry.value, '$[4]'), 2)
             ELSE json_extract(entry.value, '$[4]')
           END) event
-        WHERE json_extract(event.value, '$[2]') IS NOT NULL
+        WHERE json_extract(event.value, '$[2]') NOT LIKE '%]'
       )
       GROUP BY run_id, workflow, node
     )
