@@ -50,7 +50,7 @@ function Screen({ at }) {
 
 // The element itself, not the host of the shadow root that it is in.
 const isTyping = (target) => target.isContentEditable || ["INPUT", "TEXTAREA", "SELECT"].includes(target.tagName);
-const JUMPS = { r: ["runs"], w: ["workflows"], n: ["editor"], b: ["batches"], o: ["operations", "workers"], q: ["operations", "queues"], l: ["operations", "limits"], x: ["operations", "letters"], d: ["documents"] };
+const JUMPS = { r: ["runs"], w: ["workflows"], n: ["editor"], e: ["editor"], b: ["batches"], o: ["operations", "workers"], q: ["operations", "queues"], l: ["operations", "limits"], x: ["operations", "letters"], d: ["documents"] };
 
 // Ctrl-K, ?, / and g with a letter.
 function useKeys(open) {

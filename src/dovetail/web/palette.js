@@ -14,6 +14,7 @@ export const SCREENS = [
   ["Failed runs", ["runs"], null, { status: "FAILED" }],
   ["Workflows", ["workflows"], "w"],
   ["New workflow", ["editor"], "n"],
+  ["New workflow: the editor", ["editor"], "e"],
   ["Batches", ["batches"], "b"],
   ["Operations: workers", ["operations", "workers"], "o"],
   ["Operations: queues", ["operations", "queues"], "q"],
@@ -36,11 +37,12 @@ const KEYS = [
 
 // What can be done with the run or workflow of this screen, and what can be done anywhere.
 function actionsHere(at, run, open) {
-  if (at.parts[0] === "workflows" && at.parts[1]) return [[`Show the runs of ${at.parts[1]}`, () => go(["runs"], { workflow: at.parts[1] })]];
+  const [screen, name] = at.parts;
+  if (screen === "workflows" && name) return [[`Show the runs of ${name}`, () => go(["runs"], { workflow: name })], [`Edit ${name}`, () => go(["editor"], { workflow: name })]];
   if (!run) return [];
-  const name = `${run.workflow} ${run.run_id.slice(0, 8)}`;
-  const move = isActive(run) ? [`Cancel this run: ${name}`, () => open("cancel")] : [`Retry this run: ${name}`, () => open("retry")];
-  return [move, [`Fork this run: ${name}`, () => open("fork")]];
+  const called = `${run.workflow} ${run.run_id.slice(0, 8)}`;
+  const move = isActive(run) ? [`Cancel this run: ${called}`, () => open("cancel")] : [`Retry this run: ${called}`, () => open("retry")];
+  return [move, [`Fork this run: ${called}`, () => open("fork")]];
 }
 
 const actionsAnywhere = (open) => [
