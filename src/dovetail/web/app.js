@@ -79,7 +79,14 @@ function App() {
   const [overlay, setOverlay] = useState(null);
   const [hasDocuments, setDocuments] = useState(false);
   useKeys(setOverlay);
-  useEffect(() => setOverlay(null), [at.parts.join("/")]);
+  // Another screen closes what is open over this one; at once, before the next key.
+  useEffect(() => {
+    let before = route.get().parts.join("/");
+    return route.subscribe(({ parts }) => {
+      if (parts.join("/") !== before) setOverlay(null);
+      before = parts.join("/");
+    });
+  }, []);
   useEffect(() => {
     if (!needed) get("/documents").then((found) => setDocuments(found.in_use), () => {});
   }, [needed, generation]);
