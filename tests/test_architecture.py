@@ -49,8 +49,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "documents.api": {"core", "api", "documents"},
     # Its commands, which the command line loads by name.
     "documents.commands": {*INSIDE, "cli", "documents", "telemetry", "wiring", "dovetail"},
+    # Tools for agents, over the engine's commands; another edge of it.
+    "mcp": {"core", "engine"},
+    # Tests of workflows: the engine in memory, and the answers of the client.
+    "testing": {*INSIDE, "wiring", "client"},
+    "pytest_plugin": {"testing"},
     "cli": {
         *INSIDE,
+        "mcp",
+        "testing",
         "documents",
         "documents.api",
         "telemetry",
@@ -86,9 +93,10 @@ ENGINE_LIBRARIES = {"orjson", "pydantic"}
 # What takes long to import, or serves only some commands.
 # fmt: off
 HEAVY = {
-    "asyncpg", "celery", "docx", "fastapi", "httpx2", "jinja2", "jsonschema_rs", "lxml", "openai",
-    "opentelemetry", "prometheus_client", "pyarrow", "pydantic", "pydantic_settings", "pypdfium2",
-    "rich", "sqlalchemy", "starlette", "structlog", "uvicorn", "yaml",
+    "asyncpg", "celery", "docx", "fastapi", "httpx2", "jinja2", "jsonschema_rs", "lxml", "mcp",
+    "mcp_types", "openai", "opentelemetry", "prometheus_client", "pyarrow", "pydantic",
+    "pydantic_settings", "pypdfium2", "rich", "sqlalchemy", "starlette", "structlog", "uvicorn",
+    "yaml",
 }
 # fmt: on
 

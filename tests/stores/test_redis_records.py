@@ -129,6 +129,19 @@ async def keeper(single_or_cluster: Any) -> AsyncIterator[RedisKeeper]:
 # --- lists are indexes, not truth ----------------------------------------------------------------
 
 
+async def test_runs_are_counted_off_the_lists(keeper: RedisKeeper) -> None:
+    done, open_, free = submit(version=1), submit(version=1), submit()
+    await keeper.complete(done, await keeper.accept(done, NOW), 1, NOW + 1)
+    await keeper.accept(open_, NOW + 3600)
+    await keeper.accept(free, NOW + 3600)  # of a definition that is not registered
+    for workflow in (None, "test"):
+        found = await keeper.records.count_runs(workflow, [NOW, NOW + 3600, NOW + 7200])
+        counted = {status: runs for status, runs in found.by_status.items() if runs}
+        assert counted == {"RUNNING": 2, "COMPLETED": 1}
+        assert [sum(one.values()) for one in found.created] == [1, 2]
+        assert [one["COMPLETED"] for one in found.created] == [1, 0]
+
+
 async def test_a_finished_run_has_its_result_in_the_list(keeper: RedisKeeper) -> None:
     run = submit()
     await keeper.complete(run, await keeper.accept(run, NOW), {"x": [1, None]}, NOW + 1.5)

@@ -6,6 +6,7 @@ import asyncio
 import getpass
 import logging
 import os
+import random
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -71,9 +72,12 @@ class LocalEngine:
         versions: Versions | None = None,
         secrets: Mapping[str, str] | None = None,
         on_event: Callable[[Event], None] | None = None,
+        chance: Callable[[], float] = random.random,
+        watches_loop: bool = True,
     ) -> None:
         """`versions` and `secrets` of the handlers decide what the node cache answers. `on_event`
-        is called with each event of runs that are kept in memory."""
+        is called with each event of runs that are kept in memory. `chance` is the jitter of
+        backoffs, from 0 to 1; `watches_loop` as in `Worker`."""
         clock = clock or steady_clock()
         transport = LocalTransport(self.stop)
         self._crashed: BaseException | None = None
@@ -91,7 +95,12 @@ class LocalEngine:
             max_config_size=max_config_size,
             cache=NodeCache(self.store, clock, versions, secrets or {}),
         )
-        self.worker = Worker(self.task_source, calls, clock, self.crash, concurrency=concurrency)
+        self.worker = Worker(
+            *(self.task_source, calls, clock, self.crash),
+            concurrency=concurrency,
+            chance=chance,
+            watches_loop=watches_loop,
+        )
         self.depths = transport.depths
 
     async def __aenter__(self) -> LocalEngine:
