@@ -184,6 +184,7 @@ def test_the_palette_leads_to_runs_workflows_screens_and_actions_by_the_keyboard
     expect(options).to_have_count(1)
     page.keyboard.press("Enter")
     expect(page.locator(".plan")).to_contain_text("Runs again (2)")
+    expect(page.get_by_role("button", name="Retry", exact=True)).to_be_focused()
     page.keyboard.press("Enter")
     expect(page.locator("dialog")).to_have_count(0)
     assert server.client().finished(run_id)["status"] == "COMPLETED"
