@@ -24,13 +24,8 @@ from uuid import uuid4
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from api import ask, served
+from fleet import private_redis, server_module
 from measuring import summary
-
-HERE = Path(__file__).resolve().parent
-sys.path.append(str(HERE.parent))
-
-from tests.servers.binaries import find_browser  # noqa: E402
-from tests.servers.redis_server import RedisServer  # noqa: E402
 
 SCRIPT = str(Path(sys.executable).with_name("dovetail"))
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
@@ -60,7 +55,7 @@ def server(folder: Path, *args: str, **env: str) -> Iterator[str]:
 
 @contextmanager
 def browser() -> Iterator[Browser]:
-    program = find_browser()
+    program = server_module("binaries").find_browser()
     with sync_playwright() as playwright:
         opened = playwright.chromium.launch(
             executable_path=str(program.path),
@@ -277,7 +272,7 @@ def embedded_list(opened: Browser, folder: Path) -> dict[str, float]:
 
 
 def redis_list(opened: Browser, folder: Path, say: Callable[[str], None]) -> dict[str, float]:
-    with RedisServer() as redis:
+    with private_redis() as redis:
         env = {"DOVETAIL_REDIS_URL": redis.url}
         with server(folder, "--with", "orchestrator,worker", **env) as url:
             flow = {"name": "bench", "nodes": [{"id": "a", "handler": "input"}]}

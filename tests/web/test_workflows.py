@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +13,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from ..api.conftest import Server, wait_for
+from ..pages import BIN, environment
 from .conftest import OpenPage, serve, tab_to
 from .test_screens import PAYLOAD, node
 
@@ -315,8 +314,6 @@ def test_a_form_is_prefilled_from_a_run_exactly(server: Server, open_page: OpenP
 def test_the_same_as_a_command_makes_the_same_run(
     server: Server, open_page: OpenPage, which: str
 ) -> None:
-    if which == "curl":
-        assert shutil.which("curl"), "this test sends what the page offers with curl"
     name = greeting(server)
     hostile = 'O\'Neil "$(touch hurt)" `id` \\ %s é 😀'
     page = open_page(f"{server.url}/#/workflows/{name}")
@@ -327,7 +324,7 @@ def test_the_same_as_a_command_makes_the_same_run(
     form.get_by_text("The same on the command line").click()
     form.get_by_role("button", name=which, exact=True).click()
     text = form.locator("pre").inner_text()
-    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    env = environment(PATH=f"{BIN}:/usr/bin:/bin")
     command = [sys.executable, "-c", text] if which == "Python" else ["sh", "-c", text]
     done = subprocess.run(command, cwd=server.folder, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -15,8 +15,7 @@ function TokenForm({ wrong }) {
   };
   return html`<main class="token">
     <h1>This server needs a token</h1>
-    <p>${wrong ? "The server does not know this token. Check it for missing characters." : "It is one of the tokens in the server's setting DOVETAIL_TOKENS."}
-      The page keeps it until you close this tab.</p>
+    <p>${wrong ? "The server does not know this token. Check it for missing characters." : "It is one of the tokens in the server's setting DOVETAIL_TOKENS."}${" "}The page keeps it until you close this tab.</p>
     <form onSubmit=${submit}>
       <label>Token <input type="password" autocomplete="off" autofocus value=${given} onInput=${(e) => setGiven(e.currentTarget.value)} /></label>
       <button class="primary" type="submit">Use it</button>
@@ -102,7 +101,7 @@ function App() {
       </nav>
       <span class="grow"></span>
       ${!needed && html`<button class="find" aria-keyshortcuts="Control+K" onClick=${() => setOverlay("palette")} aria-label="Find"><span aria-hidden="true">⌕ <span class="words">Find…</span> <kbd>Ctrl-K</kbd></span></button>`}
-      ${hasToken() && !needed && html`<button class="quiet" onClick=${forgetToken}>Forget the token</button>`}
+      ${hasToken() && !needed && html`<button class="quiet forget" onClick=${forgetToken}>Forget the token</button>`}
     </header>
     <div role="status" aria-live="polite">${lost && html`<p class="lost">The server does not answer. The page shows the last known state and tries again.</p>`}</div>
     ${needed ? html`<${TokenForm} key=${wrong} wrong=${wrong} />` : html`<${Screen} key=${generation} at=${at} />`}

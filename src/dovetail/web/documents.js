@@ -20,7 +20,7 @@ const Status = ({ of }) => (of === "approved" ? html`<${Mark} kind="completed" i
 function Statistics({ query }) {
   const { value, error } = usePolled(withQuery("/documents/statistics", { target: query.target }), 10000);
   if (error) return html`<${Trouble} error=${error} />`;
-  if (!value) return null;
+  if (!value || value.documents + value.unfinished === 0) return null;
   const share = value.docs_per_hour === null ? null : Math.min(1, value.docs_per_hour / value.target);
   const [answer, ...more] = value.sentences;
   return html`<section class="card statistics" aria-label="Speed">
