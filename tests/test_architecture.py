@@ -33,8 +33,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "postgres_url": {"core"},
     "stores": {"core", "engine", "config", "redis_client", "postgres_url"},
     "transports": {"core", "engine", "config", "redis_client"},
-    # Only wiring names concrete stores and transports.
-    "wiring": {*INSIDE, "redis_client", "stores", "transports"},
+    "sinks": {"core", "engine", "redis_client"},
+    # Only wiring names concrete stores, transports and sinks.
+    "wiring": {*INSIDE, "redis_client", "stores", "transports", "sinks"},
     # The client only for the class of events that both give out.
     "executor": {*INSIDE, "wiring", "client"},
     "client": {*INSIDE, "redis_client", "wiring"},
@@ -49,8 +50,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "documents.api": {"core", "api", "documents"},
     # Its commands, which the command line loads by name.
     "documents.commands": {*INSIDE, "cli", "documents", "telemetry", "wiring", "dovetail"},
+    # Tools for agents, over the engine's commands; another edge of it.
+    "mcp": {"core", "engine"},
+    # Tests of workflows: the engine in memory, and the answers of the client.
+    "testing": {*INSIDE, "wiring", "client"},
+    "pytest_plugin": {"testing"},
     "cli": {
         *INSIDE,
+        "mcp",
+        "testing",
         "documents",
         "documents.api",
         "telemetry",
@@ -72,8 +80,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 PURE = {
     "__future__", "abc", "array", "base64", "binascii", "bisect", "collections", "contextlib",
     "copy", "dataclasses", "decimal", "difflib", "enum", "functools", "gc", "graphlib", "hashlib",
-    "heapq", "itertools", "json", "keyword", "math", "operator", "re", "string", "sys", "textwrap",
-    "types", "typing", "unicodedata", "urllib.parse", "zlib", "jinja2", "jsonschema_rs",
+    "heapq", "hmac", "itertools", "json", "keyword", "math", "operator", "re", "string", "sys",
+    "textwrap", "types", "typing", "unicodedata", "urllib.parse", "zlib", "jinja2", "jsonschema_rs",
     "markupsafe", "orjson", "pydantic", "pydantic_core", "yaml",
 }
 # fmt: on
@@ -86,9 +94,10 @@ ENGINE_LIBRARIES = {"orjson", "pydantic"}
 # What takes long to import, or serves only some commands.
 # fmt: off
 HEAVY = {
-    "asyncpg", "celery", "docx", "fastapi", "httpx2", "jinja2", "jsonschema_rs", "lxml", "openai",
-    "opentelemetry", "prometheus_client", "pyarrow", "pydantic", "pydantic_settings", "pypdfium2",
-    "rich", "sqlalchemy", "starlette", "structlog", "uvicorn", "yaml",
+    "asyncpg", "celery", "docx", "fastapi", "httpx2", "jinja2", "jsonschema_rs", "lxml", "mcp",
+    "mcp_types", "openai", "opentelemetry", "prometheus_client", "pyarrow", "pydantic",
+    "pydantic_settings", "pypdfium2", "rich", "sqlalchemy", "starlette", "structlog", "uvicorn",
+    "yaml",
 }
 # fmt: on
 

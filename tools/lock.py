@@ -26,6 +26,7 @@ PROJECT = ["pyproject.toml", "--all-extras", "requirements/build.in"]
 SETS = {
     "boot": ["requirements/boot.in"],
     "client": ["requirements/client.in"],
+    "editor": ["requirements/editor.in"],
     "run": PROJECT,
     "test": [*PROJECT, "requirements/test.in", "-c", "requirements/run.txt"],
     "bench": [*PROJECT, "requirements/bench.in", "-c", "requirements/test.txt"],

@@ -7,6 +7,7 @@ sources by hand, because the error must name the source and must never show a se
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tomllib
@@ -15,10 +16,11 @@ from difflib import get_close_matches
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_interface, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qsl, unquote, urlencode
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from dovetail.core.definition.model import Webhook
 from dovetail.core.errors import DovetailError
 from dovetail.core.log_buffer import DEFAULT_LOG_BYTES, MIN_LOG_BYTES
 from dovetail.redis_client.url import PREFIX as PREFIX_OF_KEYS
@@ -166,6 +168,65 @@ def _is_address(text: str) -> bool:
     return True
 
 
+def _sink(value: object) -> object:
+    if isinstance(value, str):
+        read_sink(value)
+    return value
+
+
+class EventsTarget(NamedTuple):
+    """Where events are exported to."""
+
+    kind: Literal["file", "redis", "kafka"]
+    address: str
+    """A path, the URL of a Redis, or the addresses of brokers."""
+    name: str = ""
+    """A stream or a topic."""
+    max_length: int | None = None
+
+
+DEFAULT_STREAM = "dovetail:events"
+
+
+def read_sink(url: str) -> EventsTarget:
+    """Raises `ValueError` for what is no such URL, without showing it."""
+    scheme, _, rest = url.partition("://")
+    if scheme == "file":
+        if not rest.startswith("/") or rest.endswith("/"):
+            raise ValueError("must be an absolute path, as in file:///var/log/dovetail.jsonl")
+        return EventsTarget("file", unquote(rest))
+    if scheme in ("redis+stream", "rediss+stream"):
+        address, _, query = rest.partition("?")
+        options = dict(parse_qsl(query))
+        stream, most = options.pop("stream", DEFAULT_STREAM), options.pop("maxlen", None)
+        if most is not None and not (most.isascii() and most.isdigit() and int(most)):
+            raise ValueError("maxlen must be a whole number, at least 1")
+        more = f"?{urlencode(options)}" if options else ""
+        redis_url = f"{scheme.removesuffix('+stream')}://{address}{more}"
+        try:
+            read_redis_url(redis_url)
+        except WrongUrl as problem:
+            raise ValueError(str(problem)) from None
+        return EventsTarget("redis", redis_url, stream, None if most is None else int(most))
+    if scheme == "kafka":
+        brokers, _, topic = rest.partition("/")
+        if not brokers or not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", topic):
+            raise ValueError("must be as in kafka://host:9092,other:9092/topic")
+        return EventsTarget("kafka", brokers, topic)
+    raise ValueError("must begin with file://, redis+stream://, rediss+stream:// or kafka://")
+
+
+def _webhooks(value: object) -> object:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise ValueError(f"must be a JSON list of webhooks ({error})") from None
+    if not isinstance(value, list | tuple):
+        raise ValueError('must be a list, as in [{"url": "https://example.com/hook"}]')
+    return tuple(value)
+
+
 _number = BeforeValidator(_not_bool)
 Seconds = Annotated[float, _number, Field(gt=0, allow_inf_nan=False)]
 Patience = Annotated[float, _number, Field(ge=0, allow_inf_nan=False)]
@@ -175,6 +236,7 @@ Networks = Annotated[tuple[IPv4Network | IPv6Network, ...], BeforeValidator(_net
 Hosts = Annotated[tuple[str, ...], BeforeValidator(_hosts)]
 Latency = Annotated[tuple[float, float], BeforeValidator(_latency)]
 HttpUrl = Annotated[str, _scheme("http", "https")]
+Webhooks = Annotated[tuple[Webhook, ...], BeforeValidator(_webhooks)]
 
 
 class RateLimit(BaseModel):
@@ -308,6 +370,18 @@ class Settings(BaseModel):
     secrets: Mapping[str, str] = _secret({}, description="read in templates as `secrets.<NAME>`")
     secret_hosts: Mapping[str, Hosts] = _secret(
         {}, description="hosts that `call_external_service` may send a secret to, by its name"
+    )
+
+    # notifications
+    webhooks: Webhooks = Field(
+        (),
+        description="webhooks that are notified of all runs: a JSON list of what `notify` of a "
+        "definition has",
+    )
+
+    events: Annotated[str, BeforeValidator(_sink)] | None = _secret(
+        description="where every event is exported to: `file:///path.jsonl`, "
+        "`redis+stream://host:6379/0?stream=NAME` or `kafka://host:9092/topic`; unset: nowhere"
     )
 
     # handlers
@@ -455,7 +529,7 @@ class Settings(BaseModel):
         return known
 
 
-_URLS = ("redis_url", "database_url", "broker_url", "llm_base_url", "server")
+_URLS = ("events", "redis_url", "database_url", "broker_url", "llm_base_url", "server")
 MIN_PASSWORD_CHARS = 12
 """A shorter password may be a word that outputs contain, such as `postgres`."""
 

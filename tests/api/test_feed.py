@@ -139,7 +139,8 @@ def test_a_thousand_runs_are_in_it_none_missing_and_none_twice(
     assert drops > 10
     assert len(seen) == RUNS
     assert all(types == [*FIRST, "run.completed"] for types in seen.values())
-    assert api.get(f"/batches/{batch}?limit=1")["counts"] == {"COMPLETED": RUNS}
+    done = lambda: api.get(f"/batches/{batch}?limit=1")["counts"] == {"COMPLETED": RUNS}  # noqa: E731
+    wait_for(done, "the lists have them, too")
 
 
 @pytest.mark.parametrize("wrong", ["7", "x", "0a1b2c3d", "0a1b2c3d-1-2-3", "-1", "0a1b2c3d-1e3"])

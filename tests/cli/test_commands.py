@@ -24,29 +24,46 @@ def test_the_starter_validates_and_runs_offline_without_changes(
     done = command("new", "research")
     assert done.code == 0
     assert done.out.splitlines() == [
-        "wrote research.yaml; now try",
-        "  dovetail validate research.yaml",
-        "  dovetail run research.yaml -p topic=otters",
+        "wrote research.dovetail.yaml and, for editors, dovetail.schema.json; now try",
+        "  dovetail validate research.dovetail.yaml",
+        "  dovetail run research.dovetail.yaml -p topic=otters",
     ]
-    assert command("validate", "research.yaml").out == "research.yaml: valid, 5 nodes in 4 layers\n"
-    ran = shell("run", "research.yaml", "-p", "topic=otters", "--json")
+    valid = "research.dovetail.yaml: valid, 5 nodes in 4 layers\n"
+    assert command("validate", "research.dovetail.yaml").out == valid
+    ran = shell("run", "research.dovetail.yaml", "-p", "topic=otters", "--json")
     assert ran.code == 0, ran.err
     run = json.loads(ran.out)
     assert run["workflow"] == "research"
     assert run["result"]["topic"] == "otters"
     assert isinstance(run["result"]["words"], int)
-    shallow = json.loads(shell("run", "research.yaml", "-p", "depth=1", "--json").out)
+    shallow = json.loads(shell("run", "research.dovetail.yaml", "-p", "depth=1", "--json").out)
     assert shallow["status"] == "COMPLETED"
     assert [n["status"] for n in shallow["nodes"] if n["id"] == "background"] == ["SKIPPED"]
 
 
-@pytest.mark.parametrize("name", ["flow", "flow.yaml", "flow.yml"])
+@pytest.mark.parametrize("name", ["flow", "flow.yaml", "flow.yml", "flow.dovetail.yaml"])
 def test_an_existing_file_is_never_overwritten(command: Command, shell: Shell, name: str) -> None:
-    path = shell.write("flow.yaml", "mine")
+    file = name if "." in name else f"{name}.dovetail.yaml"
+    path = shell.write(file, "mine")
     done = command("new", name)
     assert done.code == 2
-    assert done.err == "error: flow.yaml is there already; choose another name\n"
+    assert done.err == f"error: {file} is there already; choose another name\n"
     assert path.read_text() == "mine"
+    assert not (shell.directory / "dovetail.schema.json").exists()
+
+
+def test_a_new_file_names_the_schema_beside_it_which_is_kept(
+    command: Command, shell: Shell
+) -> None:
+    assert command("new", "flow.dovetail.yaml").code == 0
+    text = (shell.directory / "flow.dovetail.yaml").read_text()
+    assert text.startswith("# yaml-language-server: $schema=./dovetail.schema.json\n")
+    assert yaml.safe_load(text)["name"] == "flow"
+    schema = shell.directory / "dovetail.schema.json"
+    assert schema.read_text() == command("schema").out
+    schema.write_text("mine")
+    assert command("new", "other.yaml").out.startswith("wrote other.yaml; now try")
+    assert schema.read_text() == "mine"
 
 
 @pytest.mark.parametrize(
@@ -67,13 +84,13 @@ def test_a_workflow_name_stays_text_whatever_it_looks_like(
     command: Command, shell: Shell, name: str
 ) -> None:
     assert command("new", name).code == 0
-    assert yaml.safe_load((shell.directory / f"{name}.yaml").read_text())["name"] == name
+    assert yaml.safe_load((shell.directory / f"{name}.dovetail.yaml").read_text())["name"] == name
 
 
 def test_the_schema_accepts_the_starter_and_refuses_a_typo(command: Command, shell: Shell) -> None:
     schema = json.loads(command("schema").out)
     command("new", "demo")
-    starter = yaml.safe_load((shell.directory / "demo.yaml").read_text())
+    starter = yaml.safe_load((shell.directory / "demo.dovetail.yaml").read_text())
     validator = jsonschema_rs.validator_for(schema)
     validator.validate(starter)
     assert not validator.is_valid({**starter, "nodez": []})
@@ -125,11 +142,11 @@ def test_help_names_every_command(command: Command) -> None:
         (
             "runs",
             "list show why logs watch retry fork resume cancel repair results events verify "
-            "delete prune",
+            "record delete prune",
         ),
         ("batches", "list show"),
-        ("workflows", "register list show diff delete alias"),
-        ("limits", "list set"),
+        ("workflows", "register list show diff delete alias unalias history"),
+        ("limits", "list set history"),
     ],
 )
 def test_help_of_a_group_names_every_command_of_it_in_full_sentences(

@@ -330,6 +330,18 @@ def test_a_fork_on_a_server_is_followed_unless_detached(
     assert "dovetail runs watch" in detached.out
 
 
+def test_a_run_of_a_server_is_recorded_and_replayed(
+    on: Command, command: Command, shell: Shell, server: Served, name: str
+) -> None:
+    file = write(shell, name, node("a", "greet", name="{{ params.who }}"), node("z", "output", "a"))
+    assert on("workflows", "register", file).code == 0
+    run = json.loads(on("trigger", name, "-p", "who=Ada", "--json").out)
+    done = on("runs", "record", run["run_id"], "-o", "recorded.json")
+    assert done.code == 0, done
+    assert json.loads((shell.directory / "recorded.json").read_text())["version"] == 1
+    assert command("test", "recorded.json").code == 0
+
+
 def test_a_batch_is_sent_followed_and_retried(shell: Shell, server: Served, name: str) -> None:
     file = write(shell, name, node("a", "needs", file=f"{name}-{{{{ params.n }}}}"))
     (server.folder / f"{name}-1").touch()
@@ -437,7 +449,7 @@ def test_every_runs_command_accepts_a_server(group: str | None) -> None:
         if {"server", "token"} <= {option.name for option in commands[name].params}
     }
     if group is None:
-        found = {"trigger", "batch", "validate", "doctor", "handlers", "schema", "open"}
+        found = {"trigger", "batch", "validate", "doctor", "handlers", "schema", "open", "mcp"}
         assert on_target == found
     else:
         assert on_target == set(commands)

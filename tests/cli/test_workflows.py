@@ -79,7 +79,7 @@ def test_an_alias_takes_weights_and_the_history_says_so(command: Command, shell:
     assert "prod = 1=90 2=10" in command("workflows", "list").out
     (item,) = json.loads(command("workflows", "list", "--json").out)["items"]
     assert item["aliases"] == {"latest": 2, "prod": {"1": 90, "2": 10}}
-    run = json.loads(command("trigger", "flow", "--version", "prod", "--json").out)
+    run = json.loads(shell("trigger", "flow", "--version", "prod", "--json").out)
     assert run["version"] in (1, 2)
     assert command("workflows", "unalias", "flow", "prod").out == "flow prod deleted\n"
     deleted = command("workflows", "delete", "flow", "--version", "1")

@@ -240,3 +240,13 @@ def test_runs_are_deleted_and_pruned_directly_on_redis(asking: Asking) -> None:
     done = asking.json("runs", "prune", "--older-than", "0", "--workflow", "pruned")
     assert done == {"runs": 2, "dry_run": False}
     assert asking.json("runs", "list", "--workflow", "pruned")["items"] == []
+
+
+def test_a_run_on_redis_is_recorded_and_replayed(asking: Asking) -> None:
+    file = asking.write("recorded", "greet")
+    asking("workflows", "register", file)
+    asking.dispatch_effects("trigger", "recorded", "-p", "n=3")
+    asking("runs", "record", "-o", "recorded.json")
+    kept = json.loads((asking.shell.directory / "recorded.json").read_text())
+    assert (kept["params"], kept["nodes"]["b"]["output"]) == ({"n": 3}, "hello you")
+    asking("test", "recorded.json")

@@ -17,6 +17,7 @@ from dovetail.core.errors import InvalidParams, NotFound
 from dovetail.engine.commands import Commands
 from dovetail.engine.ports import RunQuery
 from dovetail.handlers.builtin import builtin_registry
+from dovetail.redis_client.pipelined import PipelinedRedis
 from dovetail.wiring.distributed import commanding
 from dovetail.wiring.embedded import attached
 
@@ -127,3 +128,19 @@ async def test_the_history_names_the_user_or_the_caller(commands: Commands) -> N
     assert [one["action"] for one in items] == ["delete", "alias", "register", "register"]
     assert items[0]["actor"] == "ci"
     assert items[1]["actor"] == commands.actor != "unknown"
+
+
+async def test_aliases_and_history_survive_the_loss_of_redis(
+    redis_url: str, postgres_url: str
+) -> None:
+    settings = Settings(redis_url=redis_url, database_url=postgres_url)
+    async with commanding(settings, builtin_registry(settings)) as commands:
+        await two_versions(commands, "survives")
+        await commands.set_rate_limit("survives", 5.0, 1)
+        async with PipelinedRedis(redis_url) as redis:
+            await redis.call("FLUSHALL")
+        assert (await commands.workflow("survives"))["aliases"] == {"prod": WEIGHTS, "latest": 2}
+        items = (await commands.workflow_history("survives"))["items"]
+        assert [one["action"] for one in items] == ["alias", "register", "register"]
+        (limit,) = (await commands.rate_limit_history("survives"))["items"]
+        assert limit["details"]["rate_per_second"] == 5.0

@@ -94,6 +94,8 @@ TO_THE_FIRST_VERSION = """
 DROP VIEW v_runs; DROP VIEW v_nodes; DROP VIEW v_events; DROP VIEW v_logs;
 DROP TRIGGER logs_of_deleted_runs; DROP TABLE logs;
 DROP TABLE last_numbers; DROP INDEX keys_by_made; DROP TABLE feed; DROP TABLE feed_name;
+DROP TABLE outbox; DROP TABLE dead_letters;
+DROP TRIGGER exported_of_deleted_runs; DROP TABLE exported; DROP TABLE export;
 DROP TABLE history; ALTER TABLE aliases DROP COLUMN weights;
 ALTER TABLE batches DROP COLUMN deleted; ALTER TABLE batches DROP COLUMN deleted_end;
 PRAGMA user_version = 1;

@@ -44,6 +44,10 @@ class RecordingListener:
     def on_duration(self, handler: str, seconds: float) -> None:
         self.times.append((handler, seconds))
 
+    def on_notification(self, outcome: str, seconds: float) -> None: ...
+
+    def on_exported(self, outcome: str, many: int, seconds: float) -> None: ...
+
     def caller(self) -> str | None:
         return None
 

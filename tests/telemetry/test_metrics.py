@@ -29,6 +29,10 @@ CONTRACT = {
     "dovetail_rate_limit_wait_seconds": {"tag"},
     "dovetail_archive_lag_seconds": set(),
     "dovetail_workers_alive": set(),
+    "dovetail_webhooks_total": {"outcome"},
+    "dovetail_webhook_delay_seconds": set(),
+    "dovetail_exported_events_total": {"outcome"},
+    "dovetail_export_delay_seconds": set(),
     "dovetail_http_requests_total": {"route", "status"},
     "dovetail_http_request_duration_seconds": {"route"},
 }

@@ -20,6 +20,7 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.routing import APIRoute
 from starlette.responses import HTMLResponse, Response
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from dovetail.api import batches, events, logs, nodes, operations, runs, workflows
@@ -87,11 +88,13 @@ def create_app(
     version: str,
     answered: Answered | None = None,
     applications: Sequence[APIRouter] = (),
+    more: Sequence[BaseRoute] = (),
 ) -> ASGIApp:
     """The application, guarded. Raises `SettingsError` for tokens that cannot be used.
 
     `answered` is called after every request. `applications` are the calls of what is built on
-    Dovetail, under the same prefix and rules.
+    Dovetail, under the same prefix and rules. `more` are routes beside the API, behind the same
+    guard.
     """
     routers = (*((router, PREFIX) for router in applications), *_ROUTERS)
     app = FastAPI(
@@ -111,7 +114,7 @@ def create_app(
         app.include_router(router, prefix=prefix, responses=_PROBLEM)
     describe(app, routers)
     page = app.state.web_page = WebPage()
-    app.router.routes.extend(page.routes)
+    app.router.routes.extend([*more, *page.routes])
     # Messages of a store name the place they are about, which is no business of a client.
     file = re.escape(str(service.settings.db))
     hidden = re.compile(rf" in ({file}|Redis( or .*)?|PostgreSQL at \S+)$")

@@ -45,6 +45,7 @@ from dovetail.engine.api import ServedEngine
 from dovetail.engine.limits import FASTEST, LARGEST_BURST, SLOWEST
 from dovetail.engine.ports import RunQuery
 from dovetail.engine.views import run_work, timestamp
+from dovetail.engine.webhooks import WEBHOOKS
 
 health_router = APIRouter(prefix="/health", tags=["health"])
 
@@ -400,6 +401,8 @@ async def requeue_dead_letter(letter_id: str, request: Request, here: Here) -> R
     letter = next((one for one in letters if one["letter_id"] == letter_id), None)
     if letter is None:
         raise _no_letter(letter_id)
+    if letter["stream"] == WEBHOOKS:
+        raise Conflict("this letter is a notification of a run, which is not sent again; drop it")
     run_id = letter["fields"].get("run_id")
     if not run_id:
         # A message is stored redacted and escaped, so it cannot be sent again as it was.
@@ -489,7 +492,8 @@ async def _work(
 
 
 class ThisProcess:
-    """The one worker of an embedded server. Messages do not travel there, so none is refused."""
+    """The one worker of an embedded server. Messages do not travel there, so none is refused; only
+    notifications can be given up."""
 
     def __init__(
         self,
@@ -526,10 +530,10 @@ class ThisProcess:
         ]
 
     async def dead_letters(self) -> list[dict[str, Any]]:
-        return []
+        return await self._commands.dead_letters()
 
     async def drop_dead_letter(self, letter_id: str) -> bool:
-        return False
+        return await self._commands.drop_dead_letter(letter_id)
 
     async def waiting(self, running: Mapping[str, int]) -> dict[str, int]:
         known = dict.fromkeys((handler["name"] for handler in self._handlers), 0)

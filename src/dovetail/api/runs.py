@@ -229,6 +229,13 @@ class RunId(Reply):
     run_id: str
 
 
+class RunDefinition(Reply):
+    run_id: str
+    workflow: str
+    version: int | None = Field(description="null for a definition that is not registered")
+    definition: dict[str, Any]
+
+
 class RetryPlan(Reply):
     rerun: list[str]
     reuse: list[str]
@@ -306,6 +313,7 @@ _RUNNING = {
     "duration": None,
     "result": None,
 }
+_OF_RUN = {"run_id": RUN, "workflow": "greet", "version": 2}
 _PLAN = {"rerun": ["end"], "reuse": ["start"]}
 _TEXT = {"text": "Hello Ada"}
 _ANY_VALUE: dict[str, Any] = {
@@ -646,6 +654,16 @@ async def verify(run_id: str, here: Here) -> Response:
 )
 async def run_graph(run_id: str, here: Here) -> Response:
     return json_answer(await here.commands.run_graph(run_id))
+
+
+@router.get(
+    "/runs/{run_id}/definition",
+    summary="The definition that the run was made of",
+    response_model=RunDefinition,
+    responses={200: reply({**_OF_RUN, "definition": DEFINITION_EXAMPLE})},
+)
+async def get_definition(run_id: str, here: Here) -> Response:
+    return json_answer(await here.commands.definition_of_run(run_id))
 
 
 @router.get(

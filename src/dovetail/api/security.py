@@ -28,7 +28,9 @@ BROWSER_PAGES = frozenset({"/docs"})
 """Need no token in a browser, which cannot send one when it opens an address. They hold nothing of
 this server: the page then asks for a token, and sends it with each call."""
 READING_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-READING_POSTS = frozenset({"/api/v1/workflows/validate"})
+MCP_PATH = "/mcp"
+READING_POSTS = frozenset({"/api/v1/workflows/validate", MCP_PATH})
+"""A token that may only read may post there; at `/mcp` it gets the tools that read."""
 READ_SUFFIX = ":read"
 NAME_DIGITS = 8
 """Of the SHA-256 of a token that has no name, in hex."""
@@ -182,8 +184,9 @@ class Guard:
         state = scope.setdefault("state", {})
         if self._tokens and not is_open:
             only_reads = reads or path in READING_POSTS
-            state["token"] = self._check_token(given[b"authorization"], only_reads)
-            state["actor"] = self._tokens.name(state["token"])
+            number, access = self._check_token(given[b"authorization"], only_reads)
+            state["token"], state["may_write"] = number, access == "full"
+            state["actor"] = self._tokens.name(number)
         if not reads:
             self._check_origin(given[b"origin"], host)
         if not is_open and (visit := state.get("visit")) is not None:
@@ -203,8 +206,8 @@ class Guard:
             )
         return host
 
-    def _check_token(self, given: list[bytes], reads: bool) -> int:
-        """Which of the tokens it is."""
+    def _check_token(self, given: list[bytes], reads: bool) -> tuple[int, Access]:
+        """Which of the tokens it is, and what it may do."""
         scheme, _, token = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
         access: Access = "none"
         number = -1
@@ -216,7 +219,7 @@ class Guard:
         if access == "read" and not reads:
             challenge = 'Bearer realm="dovetail", error="insufficient_scope"'
             raise Refusal(403, "this token may only read", {"WWW-Authenticate": challenge})
-        return number
+        return number, access
 
     def _check_origin(self, given: list[bytes], host: str) -> None:
         """A browser names the page that writes; it must be one of ours. Programs send nothing."""

@@ -238,7 +238,7 @@ FAILED, INVALID, INTERRUPTED = 1, 2, 130
 _INVALID_TYPES = frozenset(
     {
         *("handler_error", "invalid_definition", "invalid_input", "invalid_params"),
-        *("invalid_review", "invalid_settings"),
+        *("invalid_recording", "invalid_review", "invalid_settings"),
     }
 )
 

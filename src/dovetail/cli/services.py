@@ -47,14 +47,16 @@ from dovetail.cli.interruptible import (
 from dovetail.cli.output import InvalidInput
 from dovetail.cli.text import counted
 from dovetail.config import Settings, env_name
-from dovetail.core.errors import StoreError
+from dovetail.core.errors import DovetailError, StoreError
 from dovetail.engine.listener import Listener
 from dovetail.handlers.registry import Registry
 from dovetail.telemetry.logs import show_logs
 from dovetail.telemetry.service import Telemetry
 
 if TYPE_CHECKING:
-    from dovetail.api.service import Fleet
+    from starlette.routing import BaseRoute
+
+    from dovetail.api.service import ApiService, Fleet
     from dovetail.engine.commands import Commands
     from dovetail.telemetry.metrics import ServiceFacts
     from dovetail.wiring.health import ServicesHealth
@@ -447,6 +449,48 @@ def _names(registry: Registry) -> list[str]:
     return [known.name for known in registry.handlers()]
 
 
+@contextmanager
+def mcp_imports() -> Iterator[None]:
+    """Around imports that need the SDK: a missing package is an `InvalidInput`."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types"):
+            raise
+        raise InvalidInput(
+            f"the SDK of MCP is not installed ({error}): pip install 'dovetail[mcp]'"
+        ) from None
+
+
+def _mcp_route(
+    service: ApiService, *, allow_writes: bool
+) -> AbstractAsyncContextManager[BaseRoute]:
+    """The tools for agents, behind the guard and the limits of the API."""
+    from dovetail import __version__
+    from dovetail.api.admission import waits
+    from dovetail.api.problems import Refusal, public_error
+    from dovetail.api.service import Overloaded
+    from dovetail.mcp.server import http_route, make_server
+    from dovetail.mcp.tools import AgentTools, sentence
+
+    def may_write(ctx: Any) -> bool:
+        return allow_writes and getattr(ctx.request.state, "may_write", True)
+
+    def public(ctx: Any, error: DovetailError) -> str:
+        found = {"type": error.type, "message": sentence(error)}
+        return str(public_error(ctx.request, found)["message"])
+
+    def on_wait(ctx: Any) -> None:
+        try:
+            waits(ctx.request)
+        except Refusal as refusal:
+            raise Overloaded(str(refusal)) from None
+
+    tools = AgentTools(service.commands, service.admit)
+    server = make_server(tools, __version__, may_write, public, on_wait)
+    return http_route(server, service.settings.max_body_bytes)
+
+
 async def serve_until_stopped(
     opened: AbstractAsyncContextManager[Backend],
     settings: Settings,
@@ -454,8 +498,12 @@ async def serve_until_stopped(
     listening: list[socket.socket],
     stopping: Stopping,
     telemetry: Telemetry,
+    mcp_writes: bool | None = None,
 ) -> None:
-    """Serve the HTTP API until a stop is requested or a duty of the backend ends."""
+    """Serve the HTTP API until a stop is requested or a duty of the backend ends.
+
+    `mcp_writes`: whether tools of `/mcp` may write; None for no such tools.
+    """
     from dovetail import __version__
     from dovetail.api.app import create_app
     from dovetail.api.connection import Sending
@@ -465,14 +513,18 @@ async def serve_until_stopped(
     from dovetail.documents.api import router as documents_router
     from dovetail.telemetry.metrics import CONTENT_TYPE
 
-    async with opened as (commands, fleet, duties, facts):
+    async with AsyncExitStack() as stack:
+        commands, fleet, duties, facts = await stack.enter_async_context(opened)
 
         async def metrics() -> tuple[bytes, str]:
             return telemetry.page(await facts()), CONTENT_TYPE
 
         service = ApiService(commands, fleet, settings, hosts, metrics=metrics)
-        calls = [documents_router]
-        app = telemetry.app(create_app(service, __version__, telemetry.answered, calls))
+        calls, more = [documents_router], []
+        if mcp_writes is not None:
+            route = _mcp_route(service, allow_writes=mcp_writes)
+            more.append(await stack.enter_async_context(route))
+        app = telemetry.app(create_app(service, __version__, telemetry.answered, calls, more))
         asked = asyncio.ensure_future(stopping.wait())
         most, sending = settings.max_connections, Sending(settings.send_timeout)
         serving = asyncio.ensure_future(serve(app, listening, service.closing, most, sending))

@@ -117,7 +117,7 @@ async def meant_by(
     elif not isinstance(workflow, PathLike):
         raise TypeError(f"a workflow is {_WAYS}, not {type(workflow).__name__}")
     # Elsewhere: a large text takes a second to parse, and the runs of this process go on.
-    return await asyncio.to_thread(_read, Path(workflow), limits)
+    return await asyncio.to_thread(read_definition, Path(workflow), limits)
 
 
 async def definition_meant_by(
@@ -132,7 +132,8 @@ async def definition_meant_by(
     return found
 
 
-def _read(path: Path, limits: DefinitionLimits) -> Source:
+def read_definition(path: Path, limits: DefinitionLimits) -> Source:
+    """The definition in a file. Raises as `meant_by`."""
     form = FORMATS.get(path.suffix.lower())
     if form is None:
         raise DovetailError(f"{path} is no definition; its name ends in .yaml, .yml or .json")

@@ -283,9 +283,14 @@ class RemoteEngine:
     async def find_run(self, prefix: str) -> str:
         return str((await self._get(at("run-ids", prefix)))["run_id"])
 
-    async def get_run(self, run_id: str, *, nodes: bool = True) -> dict[str, Any]:
-        query = FULL if nodes else {"nodes": "false", **FULL}
+    async def get_run(
+        self, run_id: str, *, nodes: bool = True, large: bool = True
+    ) -> dict[str, Any]:
+        query = {**({} if nodes else {"nodes": "false"}), **(FULL if large else {})}
         return await self._get(at("runs", run_id), **query)
+
+    async def definition_of_run(self, run_id: str) -> dict[str, Any]:
+        return await self._get(at("runs", run_id, "definition"))
 
     async def snapshot(self, run_id: str) -> RunDetail:
         # The events first: an event in between is then shown twice, and not left out.

@@ -18,6 +18,7 @@ from dovetail.core.definition.model import (
     Defaults,
     Node,
     RetrySettings,
+    Webhook,
     Workflow,
 )
 from dovetail.core.retry import DEFAULT_RETRY, RetryPolicy
@@ -220,6 +221,11 @@ class Graph:
     """The definition; None for a graph of Python functions, which no store can keep."""
     default_retries: Mapping[str, int] = field(default_factory=dict)
     """The retries that its handlers declare themselves, as the graph was built with."""
+
+    @property
+    def webhooks(self) -> Sequence[Webhook]:
+        """Who is notified when a run ends."""
+        return () if self.workflow is None else self.workflow.notify
 
     def descendants(self, index: int) -> Iterator[int]:
         """Every node below `index`, in definition order."""

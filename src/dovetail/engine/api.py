@@ -205,7 +205,17 @@ class EngineApi(Protocol):
         """The full id of the one run whose id begins so. Raises `Conflict` for several."""
         ...
 
-    async def get_run(self, run_id: str, *, nodes: bool = True) -> dict[str, Any]: ...
+    async def get_run(
+        self, run_id: str, *, nodes: bool = True, large: bool = True
+    ) -> dict[str, Any]:
+        """Without `large`, a reference replaces each output above 64 KiB, and those beyond 1 MiB in
+        all."""
+        ...
+
+    async def definition_of_run(self, run_id: str) -> dict[str, Any]:
+        """The definition that a run was made of: `run_id`, `workflow`, `version`, `definition`."""
+        ...
+
     async def snapshot(self, run_id: str) -> RunDetail: ...
     async def wait_run(self, run_id: str, *, nodes: bool = True) -> dict[str, Any]:
         """The run once it has finished."""
@@ -448,6 +458,14 @@ class ServedEngine(EngineApi, Protocol):
 
     async def feed_start(self, after: str | None) -> str:
         """The id after which `feed` would begin. Raises as `feed` does."""
+        ...
+
+    def dead_letters(self) -> Awaitable[list[dict[str, Any]]]:
+        """Notifications that were given up, in the fields of `GET /dead-letters`."""
+        ...
+
+    def drop_dead_letter(self, letter_id: str) -> Awaitable[bool]:
+        """Whether it was there."""
         ...
 
     def check_writable(self) -> Awaitable[object]:

@@ -65,7 +65,7 @@ from dovetail.engine.clock import Clock
 from dovetail.engine.explain import explain
 from dovetail.engine.idempotency import KeyedRequest
 from dovetail.engine.limits import DEFAULT_BURST, DEFAULT_RATE, FASTEST, LARGEST_BURST, SLOWEST
-from dovetail.engine.node_detail import NodeDetail
+from dovetail.engine.node_detail import SHOWN, NodeDetail
 from dovetail.engine.ports import (
     ALL_LINES,
     ALL_RUNS,
@@ -91,6 +91,7 @@ from dovetail.engine.views import (
     result,
     run_snapshot,
     run_view,
+    small_run_view,
     timestamp,
     with_warnings,
 )
@@ -171,6 +172,14 @@ async def _nothing_new() -> None:
     """The handlers of this process are known."""
 
 
+async def _no_letters() -> list[dict[str, Any]]:
+    return []
+
+
+async def _no_letter(letter_id: str) -> bool:
+    return False
+
+
 async def _never() -> None:
     await asyncio.Event().wait()
 
@@ -206,6 +215,9 @@ class Commands:
     It may write, so it is not to be asked often."""
     lost: Callable[[], Awaitable[None]] = _never
     """Raises what ended the store of this process, when something does."""
+    dead_letters: Callable[[], Awaitable[list[dict[str, Any]]]] = _no_letters
+    """Notifications that were given up, where messages do not travel between processes."""
+    drop_dead_letter: Callable[[str], Awaitable[bool]] = _no_letter
     max_config_bytes: int = MAX_CONFIG_SIZE
     """Of a node's rendered config."""
     actor: str = "unknown"
@@ -541,12 +553,27 @@ class Commands:
     async def find_run(self, prefix: str) -> str:
         return await self.records.find_run(prefix)
 
-    async def get_run(self, run_id: str, *, nodes: bool = True) -> dict[str, Any]:
+    async def get_run(
+        self, run_id: str, *, nodes: bool = True, large: bool = True
+    ) -> dict[str, Any]:
+        if not large:
+            return small_run_view(await self.store.load(run_id, room=SHOWN), nodes=nodes)
         if not nodes:
             view = await self.records.summary(run_id)
             if view["finished_at"] is not None:
                 return view  # one row; what goes on is in memory, and has a result in parts
         return run_view(await self.store.load(run_id), nodes=nodes)
+
+    async def definition_of_run(self, run_id: str) -> dict[str, Any]:
+        run = await self.store.load(run_id, outputs=False)
+        if run.graph.workflow is None:  # a damaged run that was ended unread
+            raise NotFound(f"run {run_id} has no definition any more")
+        return {
+            "run_id": run_id,
+            "workflow": run.graph.name,
+            "version": run.version,
+            "definition": orjson.loads(self.digest(run.graph.workflow)[1]),
+        }
 
     async def snapshot(self, run_id: str) -> RunDetail:
         return run_snapshot(await self.store.load(run_id))

@@ -108,6 +108,14 @@ class Listener(Protocol):
         that can no longer be read is missing. After a retry the run ends again."""
         ...
 
+    def on_notification(self, outcome: str, seconds: float) -> None:
+        """A webhook was `delivered`, `failed` or is `dead`, so long after the end of its run."""
+        ...
+
+    def on_exported(self, outcome: str, many: int, seconds: float) -> None:
+        """So many events were `written` to the sink, or `failed`; the first was so old."""
+        ...
+
     def sender(self, sender: Sender, callers_of: CallersOf) -> Sender:
         """A sender whose tasks carry their trace; the same one if nothing is traced."""
         ...
@@ -135,6 +143,8 @@ class SafeListener:
         self.on_run_finished = self._guard(listener.on_run_finished, None)
         self.on_outcome = self._guard(listener.on_outcome, None)
         self.outputs_wanted = self._guard(listener.outputs_wanted, None)
+        self.on_notification = self._guard(listener.on_notification, None)
+        self.on_exported = self._guard(listener.on_exported, None)
         self.caller = self._guard(listener.caller, None)
 
     def _guard(self, hook: Callable[_P, _T], otherwise: _T) -> Callable[_P, _T]:

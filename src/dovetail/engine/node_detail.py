@@ -21,10 +21,9 @@ from dovetail.core.outputs import (
     is_shown,
     reference,
 )
-from dovetail.core.redaction import MASK
 from dovetail.core.run import RunState, encoded_size
 from dovetail.core.states import NodeStatus
-from dovetail.core.templates import MAX_CONFIG_SIZE, NodeValue, render_deferred, secrets_read
+from dovetail.core.templates import MAX_CONFIG_SIZE, NodeValue, masked_config
 from dovetail.engine.explain import explain_end
 from dovetail.engine.views import attempt_view, node_view, output_href
 
@@ -108,13 +107,9 @@ class NodeDetail:
         try:
             if self._too_large is not None:
                 raise self._too_large
-            config, deferred = spec.config.render(_Scope(self._scope), limit)
-            if deferred:
-                masked = dict.fromkeys(secrets_read(deferred), MASK)
-                config = render_deferred(config, deferred, masked, limit)
+            return masked_config(spec.config, _Scope(self._scope), limit), None
         except TemplateError as problem:
             return None, f"node '{spec.id}': {problem}"
-        return config, None
 
     def _shown(self, outputs: dict[str, Any]) -> dict[str, Any]:
         """Each output, or a reference to one that is large."""

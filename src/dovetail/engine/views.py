@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -12,7 +12,8 @@ from dovetail.core.dag import Graph, NodeSpec
 from dovetail.core.errors import Problem
 from dovetail.core.events import TRACEBACK, Event
 from dovetail.core.feed import FeedEntry
-from dovetail.core.run import NodeState, Phase, RunState
+from dovetail.core.outputs import OutputReference, is_shown, reference
+from dovetail.core.run import NodeState, Phase, RunState, encoded_size
 from dovetail.core.states import NodeStatus, RunStatus
 
 FIRST_SECOND = -62_135_596_800.0  # of the year 1
@@ -42,6 +43,22 @@ def run_view(run: RunState, *, nodes: bool = True) -> dict[str, Any]:
             for spec, node in zip(run.graph.nodes, run.nodes, strict=True)
         ]
     return view
+
+
+def small_run_view(run: RunState, *, nodes: bool = True) -> dict[str, Any]:
+    """The same with a reference for each output that was not read, or is large."""
+
+    def small(index: int) -> Any:
+        output = run.nodes[index].output
+        size = 0 if output is None else encoded_size(output)
+        if isinstance(output, OutputReference) or not is_shown(output, size):
+            return reference(size, output_href(run.id, run.graph.nodes[index].id))
+        return output
+
+    view = run_view(run, nodes=nodes)
+    for index, node in enumerate(view.get("nodes", ())):
+        node["output"] = small(index)
+    return {**view, "result": _result(run.graph, small)}
 
 
 def summary_view(
@@ -209,10 +226,13 @@ def run_work(run: RunState) -> RunWork:
 
 def result(run: RunState) -> Any:
     """The output of the only `output` node, else of every exit node by id."""
-    graph = run.graph
+    return _result(run.graph, lambda index: run.nodes[index].output)
+
+
+def _result(graph: Graph, output: Callable[[int], Any]) -> Any:
     if graph.output_node is not None:
-        return run.nodes[graph.output_node].output
-    return {graph.nodes[index].id: run.nodes[index].output for index in graph.exits}
+        return output(graph.output_node)
+    return {graph.nodes[index].id: output(index) for index in graph.exits}
 
 
 def outputs(run: RunState) -> dict[str, Any]:

@@ -172,7 +172,10 @@ class Worker:
         *,
         concurrency: int,
         chance: Callable[[], float] = random.random,
+        watches_loop: bool = True,
     ) -> None:
+        """With `watches_loop` it notices handlers that block its loop. A loop whose clock is not
+        the machine's cannot be watched."""
         self._task_source = task_source
         self._calls = calls
         self._clock = clock
@@ -210,6 +213,7 @@ class Worker:
         self._ticked_at = 0.0
         self._ticks = False
         self._is_watched = False
+        self._watches_loop = watches_loop
         self._blocking: tuple[Task, float] | None = None
         """The start that the watchdog found at the loop, and since when."""
         self._warned_of: Task | None = None
@@ -374,7 +378,7 @@ class Worker:
                     tasks = [task for task in tasks if _order(task) not in self._unmet]
                 self._busy += len(tasks)
                 self._claimed.extend(tasks)
-                if not self._is_watched:
+                if not self._is_watched and self._watches_loop:
                     self._is_watched = True
                     WATCHDOG.watch(self)
             else:
@@ -445,7 +449,7 @@ class Worker:
         running = _Running(task, call, self._blocked, blocks)
         running.timer = self._loop.call_later(task.timeout_seconds - spent, self._expire, running)
         self._running[running] = None
-        if not self._ticks:
+        if not self._ticks and self._watches_loop:
             self._ticks = True
             self._ticked_at = time.monotonic()
             self._loop.call_later(TICK_SECONDS, self._tick)

@@ -81,8 +81,8 @@ class Context:
     def __init__(
         self,
         *,
-        run_id: str,
-        node_id: str,
+        run_id: str = "run",
+        node_id: str = "node",
         attempt: int = 1,
         epoch: int = 1,
         params: Callable[[], dict[str, Any]] | dict[str, Any] | None = None,
@@ -95,7 +95,9 @@ class Context:
         log_rules: LogRules = NO_LOG,
         on_lines: OnLines = unread,
     ) -> None:
-        """`report_progress` is called in the handler's own thread.
+        """Without arguments it is a context for the test of a handler.
+
+        `report_progress` is called in the handler's own thread.
 
         With `log_rules` the attempt has a log; `on_lines` is called when it has lines.
         `secret_names` are the secrets in the node's config. With `redactor` none is made from

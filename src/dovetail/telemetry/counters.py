@@ -64,6 +64,30 @@ METRICS = (
     ),
     Metric("dovetail_archive_lag_seconds", "gauge", (), "How far the archive is behind"),
     Metric("dovetail_workers_alive", "gauge", (), "Workers that send heartbeats"),
+    Metric(
+        "dovetail_webhooks_total",
+        "counter",
+        ("outcome",),
+        "Attempts to notify a webhook, delivered or failed, and notifications given up (dead)",
+    ),
+    Metric(
+        "dovetail_webhook_delay_seconds",
+        "histogram",
+        (),
+        "From the end of a run to the delivery of its notification",
+    ),
+    Metric(
+        "dovetail_exported_events_total",
+        "counter",
+        ("outcome",),
+        "Events that were written to the sink, and that could not be written (failed)",
+    ),
+    Metric(
+        "dovetail_export_delay_seconds",
+        "histogram",
+        (),
+        "How old the first event of each write to the sink was",
+    ),
     Metric("dovetail_http_requests_total", "counter", ("route", "status"), "Requests answered"),
     Metric(
         "dovetail_http_request_duration_seconds",

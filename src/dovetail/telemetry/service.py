@@ -101,6 +101,16 @@ class Telemetry:
         if self._own_file is not None:
             self._write_soon()
 
+    def on_notification(self, outcome: str, seconds: float) -> None:
+        self.counters.count("dovetail_webhooks_total", (outcome,))
+        if outcome == "delivered":
+            self.counters.observe("dovetail_webhook_delay_seconds", (), max(0.0, seconds))
+
+    def on_exported(self, outcome: str, many: int, seconds: float) -> None:
+        self.counters.count("dovetail_exported_events_total", (outcome,), many)
+        if outcome == "written":
+            self.counters.observe("dovetail_export_delay_seconds", (), seconds)
+
     def caller(self) -> str | None:
         return None if self.tracing is None else self.tracing.caller()
 

@@ -586,11 +586,20 @@ def dead_letter_commands(
 
 
 class DeadLetterQueue:
-    """For tasks that are given up: their nodes crashed as many workers as they may."""
+    """For tasks that are given up because their nodes crashed as many workers as they may, and for
+    notifications that no receiver accepts."""
 
     def __init__(self, pipe: PipelinedRedis, redactor: Redactor) -> None:
         self._pipe = pipe
         self._redact = redactor.redact_shown
+
+    async def add(self, letter: Mapping[str, Any]) -> None:
+        """Keep something else that is given up: its `stream`, `id`, `reason` and `fields`."""
+        await self._pipe.call_many(
+            dead_letter_commands(
+                *(letter["stream"], letter["id"], letter["reason"], letter["fields"]), self._redact
+            )
+        )
 
     async def bury(self, start: tuple[str, str, Token], handler: str, reason: str) -> None:
         run_id, node_id, token = start

@@ -69,9 +69,11 @@ from dovetail.stores.redis.doctor import (
     watch_eviction,
     watch_restarts,
 )
+from dovetail.stores.redis.event_source import RedisEventSource
 from dovetail.stores.redis.feed import FeedListener, RedisFeed, trim_feed
 from dovetail.stores.redis.limits import RedisLimits
 from dovetail.stores.redis.logs import LogAppender
+from dovetail.stores.redis.outbox import RedisOutbox
 from dovetail.stores.redis.records import RedisRecords
 from dovetail.stores.redis.run_index import RunOrigin
 from dovetail.stores.redis.store import (
@@ -117,6 +119,8 @@ from dovetail.wiring.embedded import (
     log_rules,
     user_name,
 )
+from dovetail.wiring.event_export import event_exporter
+from dovetail.wiring.webhooks import webhook_sender
 
 log = logging.getLogger("dovetail.orchestrator")
 GC_SECONDS, MAX_GC_SECONDS = 60.0, 3600.0
@@ -246,7 +250,7 @@ async def connected(
                 RedisSnapshots(apart), RedisArchiveQueue(apart, clock), PostgresArchive(pool), clock
             )
         feed_listener = await stack.enter_async_context(FeedListener(_url(settings)))
-        feed = RedisFeed(pipe, clock, store, feed_listener.next)
+        feed = RedisFeed(pipe, clock, store, feed_listener.next, settings.webhooks)
         fleet = WorkerRegistry(pipe, heartbeat_timeout=settings.heartbeat_timeout)
         publisher = Publisher(
             store,
@@ -384,6 +388,15 @@ async def orchestrate(
             ("parked nodes", parked.run),
             ("eviction", lambda: watch_eviction(parts.pipe, log.warning)),
         ]
+        records = _records(settings, parts.pipe) if archive is None else archive.records
+        letters = DeadLetterQueue(parts.pipe, _redactor(settings))
+        outbox = RedisOutbox(parts.pipe, parts.feed.has_notifications, letters.add)
+        webhooks = webhook_sender(settings, outbox, records.summary, parts.clock, listener)
+        duties.append(("webhooks", webhooks.run))
+        source = RedisEventSource(parts.pipe, parts.store, parts.feed, me)
+        exporter = event_exporter(settings, source, parts.clock, listener)
+        if exporter is not None:
+            duties.append(("events", exporter.run))
         consumer = ResultConsumer(
             reader,
             parts.orchestrator.apply_results,

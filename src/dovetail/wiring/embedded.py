@@ -6,6 +6,7 @@ import asyncio
 import getpass
 import logging
 import os
+import random
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -13,7 +14,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Protocol
+from typing import Any, Protocol
 
 from dovetail.config import Settings
 from dovetail.core.definition.validation import DefinitionLimits
@@ -33,20 +34,26 @@ from dovetail.engine.local.orchestrator import LocalOrchestrator
 from dovetail.engine.local.task_source import LocalTaskSource, LoggingStore
 from dovetail.engine.ports import Calls, DoctorFinding, Task
 from dovetail.engine.ports import RateLimiter as RateLimits
-from dovetail.engine.supervisor import run_every
+from dovetail.engine.supervisor import run_every, supervise
 from dovetail.engine.worker import Worker
 from dovetail.handlers.calls import OutputSource, RegistryCalls
 from dovetail.handlers.log_capture import LogRules, capturing
 from dovetail.handlers.registry import Registry
 from dovetail.stores.memory import MemoryStore
 from dovetail.stores.records import stored_definition
+from dovetail.stores.sqlite.event_source import SqliteEventSource
 from dovetail.stores.sqlite.limits import BucketFile
+from dovetail.stores.sqlite.outbox import SqliteOutbox
 from dovetail.stores.sqlite.records import SqliteRecords
 from dovetail.stores.sqlite.store import InstrumentedSqliteStore, SqliteObserver, SqliteStore
 from dovetail.transports.local import LocalTransport, NoTransport
+from dovetail.wiring.event_export import event_exporter
+from dovetail.wiring.webhooks import webhook_sender
 
 DAY_SECONDS = 86400.0
 RETENTION_PAUSE_SECONDS = 15.0
+LAST_SEND_SECONDS = 5.0
+"""For webhooks that are being sent when the engine is closed."""
 
 log = logging.getLogger("dovetail.store")
 
@@ -71,9 +78,12 @@ class LocalEngine:
         versions: Versions | None = None,
         secrets: Mapping[str, str] | None = None,
         on_event: Callable[[Event], None] | None = None,
+        chance: Callable[[], float] = random.random,
+        watches_loop: bool = True,
     ) -> None:
         """`versions` and `secrets` of the handlers decide what the node cache answers. `on_event`
-        is called with each event of runs that are kept in memory."""
+        is called with each event of runs that are kept in memory. `chance` is the jitter of
+        backoffs, from 0 to 1; `watches_loop` as in `Worker`."""
         clock = clock or steady_clock()
         transport = LocalTransport(self.stop)
         self._crashed: BaseException | None = None
@@ -91,7 +101,12 @@ class LocalEngine:
             max_config_size=max_config_size,
             cache=NodeCache(self.store, clock, versions, secrets or {}),
         )
-        self.worker = Worker(self.task_source, calls, clock, self.crash, concurrency=concurrency)
+        self.worker = Worker(
+            *(self.task_source, calls, clock, self.crash),
+            concurrency=concurrency,
+            chance=chance,
+            watches_loop=watches_loop,
+        )
         self.depths = transport.depths
 
     async def __aenter__(self) -> LocalEngine:
@@ -168,15 +183,16 @@ async def embedded(
         {tag: shared.bucket(tag, bucket.rate, bucket.burst) for tag, bucket in configured},
         shared.bucket,
     )
-    lease, most = settings.lease_seconds, settings.max_run_bytes
+    options: dict[str, Any] = {
+        "sync": settings.db_sync,
+        "lease_seconds": settings.lease_seconds,
+        "max_run_bytes": settings.max_run_bytes,
+        "webhooks": settings.webhooks,
+    }
     if listener is None:
-        store = SqliteStore(
-            settings.db, sync=settings.db_sync, lease_seconds=lease, max_run_bytes=most
-        )
+        store = SqliteStore(settings.db, **options)
     else:
-        store = heard = InstrumentedSqliteStore(
-            settings.db, listener, sync=settings.db_sync, lease_seconds=lease, max_run_bytes=most
-        )
+        store = heard = InstrumentedSqliteStore(settings.db, listener, **options)
         calls = listener.calls(calls, heard.caller_of)
     async with store:
         engine = LocalEngine(
@@ -204,15 +220,27 @@ async def embedded(
         if listener is not None:
             listener.watch_queue(engine.depths)
         await rates.refresh()
-        retaining = asyncio.create_task(_retain(store, settings.retention_days, clock))
+        summary = commands.records.summary
+        sender = webhook_sender(settings, SqliteOutbox(store), summary, clock, listener)
+        duties = [
+            asyncio.create_task(_retain(store, settings.retention_days, clock)),
+            asyncio.create_task(supervise("webhooks", sender.run)),
+        ]
+        exporter = event_exporter(settings, SqliteEventSource(store), clock, listener)
+        if exporter is not None:
+            duties.append(asyncio.create_task(supervise("events", exporter.run)))
         try:
             with capturing(log_rules(settings)):
                 async with engine:
                     yield commands
                     await engine.worker.drain(settings.drain_seconds)
+                    await sender.drain(min(settings.drain_seconds, LAST_SEND_SECONDS))
+                    if exporter is not None:
+                        await exporter.drain(min(settings.drain_seconds, LAST_SEND_SECONDS))
         finally:
-            retaining.cancel()
-            await asyncio.gather(retaining, return_exceptions=True)
+            for duty in duties:
+                duty.cancel()
+            await asyncio.gather(*duties, return_exceptions=True)
             shared.close()
 
 
@@ -252,7 +280,13 @@ async def attached(
         if not create and not path.exists():
             path = Path(nowhere) / path.name
         most = settings.max_run_bytes
-        store = SqliteStore(path, sync=settings.db_sync, drives=False, max_run_bytes=most)
+        store = SqliteStore(
+            path,
+            sync=settings.db_sync,
+            drives=False,
+            max_run_bytes=most,
+            webhooks=settings.webhooks,
+        )
         async with store:
             clock = steady_clock()
             rates = KeptLimits(LocalLimits(buckets(settings)), SqliteRecords(store), clock)
@@ -329,6 +363,8 @@ def _commands(
         drives=False,
         check_writable=store.check_writable,
         lost=store.lost,
+        dead_letters=SqliteOutbox(store).dead_letters,
+        drop_dead_letter=SqliteOutbox(store).drop_dead_letter,
     )
 
 

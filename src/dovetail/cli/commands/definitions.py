@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from importlib.resources import files as resources
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dovetail.cli import output as streams
-from dovetail.cli.commands.handlers import editor_handlers
+from dovetail.cli.commands.handlers import editor_handlers, local_editor_handlers
 from dovetail.cli.files import STDIN, File, checked_file, report_of
 from dovetail.cli.options import (
     AliasName,
@@ -54,7 +54,11 @@ from dovetail.cli.text import Line, age, counted, plain
 from dovetail.core.errors import Problem, shown
 
 if TYPE_CHECKING:
+    from dovetail.core.definition.editor_schema import EditorHandler
     from dovetail.core.definition.validation import Checked
+
+SCHEMA_FILE = "dovetail.schema.json"
+"""What the first line of a new definition names, for the language servers of editors."""
 
 app = declarations()
 
@@ -145,14 +149,18 @@ def _found_in(paths: Sequence[str], checks: _Checks) -> list[dict[str, Any]]:
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="What the workflow is called.")],
 ) -> None:
-    """Write NAME.yaml, a commented workflow to start from."""
-    given = name.removesuffix(".yaml").removesuffix(".yml")
+    """Write NAME.dovetail.yaml, a commented workflow to start from.
+
+    A NAME that ends in .yaml or .yml is the name of the file. The schema for editors, which the
+    file names, is written beside it.
+    """
+    given = name.removesuffix(".yaml").removesuffix(".yml").removesuffix(".dovetail")
     if not _NAME.fullmatch(given):
         raise InvalidInput(
             f"'{name}' cannot be a workflow's name: up to 128 letters, digits, dots, underscores "
             "and hyphens, the first a letter or a digit; it is written to the current directory"
         )
-    path = Path(f"{given}.yaml")
+    path = Path(name if name.endswith((".yaml", ".yml")) else f"{given}.dovetail.yaml")
     text = resources("dovetail.cli").joinpath("starter.yaml").read_text("utf-8")
     try:
         with path.open("x", encoding="utf-8") as file:
@@ -161,23 +169,45 @@ def new(
         raise InvalidInput(f"{path} is there already; choose another name") from None
     except OSError as error:
         raise InvalidInput(f"{path} cannot be written: {error.strerror}") from None
-    say([("wrote ", ""), (str(path), "bold"), ("; now try", "")])
+    wrote = [("wrote ", ""), (str(path), "bold")]
+    if _write_schema(Path(SCHEMA_FILE)):
+        wrote += [(" and, for editors, ", ""), (SCHEMA_FILE, "bold")]
+    say([*wrote, ("; now try", "")])
     say(f"  dovetail validate {path}")
     say(f"  dovetail run {path} -p topic=otters")
+
+
+def _write_schema(path: Path) -> bool:
+    """Whether it was written; one that is there may have handlers of the user."""
+    from dovetail.config import Settings
+    from dovetail.handlers.builtin import builtin_registry
+
+    try:
+        with path.open("xb") as file:
+            file.write(_schema_text(local_editor_handlers(builtin_registry(Settings()))))
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be written: {error.strerror}") from None
+    return True
+
+
+def _schema_text(handlers: Iterable[EditorHandler]) -> bytes:
+    from dovetail.core.definition.editor_schema import add_handlers
+    from dovetail.core.definition.model import definition_schema
+
+    found = definition_schema()
+    add_handlers(found, handlers)
+    # ASCII, so that a redirect gives the same file whatever the locale is.
+    return json.dumps(found, indent=2).encode() + b"\n"
 
 
 @app.command()
 @on_target
 def schema(handlers: Handlers = None) -> None:
     """Print the JSON Schema of a definition, for editors, with the configs of known handlers."""
-    from dovetail.core.definition.editor_schema import add_handlers
-    from dovetail.core.definition.model import definition_schema
-
     with document() as write:  # loading handlers may print
-        found = definition_schema()
-        add_handlers(found, editor_handlers(handlers or ()))
-        # ASCII, so that a redirect gives the same file whatever the locale is.
-        write(json.dumps(found, indent=2).encode())
+        write(_schema_text(editor_handlers(handlers or ())))
 
 
 # --- registered workflows ----------------------------------------------------------------------
@@ -306,7 +336,10 @@ def delete(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete a workflow with all its versions, or one version; its finished runs stay."""
+    """Delete a workflow, or one version of it.
+
+    Its finished runs stay.
+    """
     if version is None:
         ask(lambda commands: commands.delete_workflow(name))
         reply: dict[str, Any] = {"name": name, "deleted": True}
@@ -327,7 +360,10 @@ def history(
     cursor: Cursor = None,
     as_json: AsJson = False,
 ) -> None:
-    """List what was done to a workflow, when and by whom; also of a deleted one."""
+    """List what was done to a workflow, when and by whom.
+
+    The history of a deleted workflow stays.
+    """
     page = ask(lambda commands: commands.workflow_history(name, limit=limit, cursor=cursor))
     print_history(page, as_json=as_json)
 
@@ -347,7 +383,10 @@ def alias(
     delete: Annotated[bool, typer.Option("--delete", help="As `unalias`.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Let an alias name a version, or divide runs between versions by weights."""
+    """Let an alias name a version, or weights of versions.
+
+    Weights divide the runs that are triggered by the alias between the versions.
+    """
     if delete == bool(version):
         raise typer.BadParameter("give a version, or --delete")
     if delete:

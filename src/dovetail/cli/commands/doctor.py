@@ -84,6 +84,7 @@ def _findings(handlers: Sequence[str]) -> Iterator[CheckResult]:
         return
     yield from _archive(settings)
     yield from _secrets(settings)
+    yield from _webhooks(settings)
     yield from _token_files(settings)
     yield _handlers(settings, handlers)
     yield _retention(settings)
@@ -142,6 +143,20 @@ def _secrets(settings: Settings) -> Iterator[CheckResult]:
             message = f"every caller who may run workflows can send secret {name} to any host"
             fix = f"set {hosts_variable(name)}=api.example.com,*.example.org, or * to allow that"
             yield CheckResult("secret", True, message, fix)
+
+
+def _webhooks(settings: Settings) -> Iterator[CheckResult]:
+    """Whether the webhooks of all runs can be signed here."""
+    from dovetail.core.webhooks import WrongWebhookSecret, check_secret
+
+    for name in sorted({one.secret for one in settings.webhooks if one.secret is not None}):
+        try:
+            check_secret(name, settings.secrets)
+        except WrongWebhookSecret as error:
+            fix = f"set DOVETAIL_SECRET_{name}=whsec_…, where the orchestrator or `serve` runs"
+            yield CheckResult("webhooks", False, str(error), fix)
+        else:
+            yield CheckResult("webhooks", True, f"secret {name} can sign")
 
 
 def _token_files(settings: Settings) -> Iterator[CheckResult]:

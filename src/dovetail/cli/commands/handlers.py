@@ -135,6 +135,16 @@ async def _announced(settings: Settings) -> list[dict[str, Any]]:
     return [{**known[name], "workers": serving[name]} for name in sorted(serving)]
 
 
+def local_editor_handlers(registry: Registry) -> list[EditorHandler]:
+    """The handlers of a registry, for the editor's schema."""
+    from dovetail.core.definition.editor_schema import EditorHandler
+
+    return [
+        EditorHandler(name, known.description, known.checkable_schema())
+        for name, known in registry.items()
+    ]
+
+
 def editor_handlers(specs: Sequence[str]) -> list[EditorHandler]:
     """The handlers known here and, on services, those of their workers, for the editor's schema."""
     import asyncio
@@ -144,10 +154,7 @@ def editor_handlers(specs: Sequence[str]) -> list[EditorHandler]:
 
     settings = target_settings()
     registry = load_registry(settings, specs)
-    found = {
-        name: EditorHandler(name, known.description, known.checkable_schema())
-        for name, known in registry.items()
-    }
+    found = {one.name: one for one in local_editor_handlers(registry)}
     if is_shared(settings):
         try:
             announced = asyncio.run(_announced(settings))

@@ -6,12 +6,13 @@ import logging
 import os
 import sys
 from contextlib import AbstractAsyncContextManager
+from importlib import import_module
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dovetail.cli import output as streams
-from dovetail.cli.options import Handlers, declarations
+from dovetail.cli.options import Handlers, declarations, on_target
 from dovetail.cli.output import InvalidInput
 
 if TYPE_CHECKING:
@@ -25,6 +26,13 @@ SWITCH_SECONDS = 0.0002
 """A thread that reads a large body yields so often. A reply takes the event loop ten system calls,
 and after each of them it waits that long."""
 SERVICES = ("orchestrator", "worker")
+AllowWrites = Annotated[
+    bool,
+    typer.Option(
+        "--allow-writes",
+        help="Agents may also run workflows, and retry, fork and cancel runs.",
+    ),
+]
 
 app = declarations()
 
@@ -46,6 +54,10 @@ def serve(
             help="On Redis: run orchestrator and worker in this process, too.",
         ),
     ] = None,
+    mcp: Annotated[
+        bool, typer.Option("--mcp", help="Serve tools for agents at /mcp, too; see `mcp`.")
+    ] = False,
+    allow_writes: AllowWrites = False,
 ) -> int:
     """Serve the HTTP API, and go on with interrupted runs.
 
@@ -59,6 +71,7 @@ def serve(
         embedded_backend,
         fast_loop,
         find_redis,
+        mcp_imports,
         redis_backend,
         relax_gc,
         serve_until_stopped,
@@ -77,6 +90,11 @@ def serve(
             "--with is for set-ups on Redis, where orchestrator and worker are services of their "
             "own; without Redis both are in this process already, so leave it out"
         )
+    if allow_writes and not mcp:
+        raise InvalidInput("--allow-writes is about the tools of --mcp: give both")
+    if mcp:
+        with mcp_imports():
+            import_module("dovetail.mcp.server")
     addresses = addresses_of(host)
     check_binding(addresses, [*settings.tokens, *settings.named_tokens])
     # Before anything is opened: a wrong setting must not cost a start.
@@ -100,7 +118,10 @@ def serve(
         redis = settings.redis_url is not None
         if not redis or await finished_before_stop(find_redis(settings, log), stopping):
             hosts = [host, *addresses]
-            await serve_until_stopped(backend, settings, hosts, sockets, stopping, telemetry)
+            await serve_until_stopped(
+                *(backend, settings, hosts, sockets, stopping, telemetry),
+                mcp_writes=allow_writes if mcp else None,
+            )
         return 0
 
     def give_up(request: StopRequest) -> None:
@@ -124,6 +145,39 @@ def _service_names(given: str | None) -> list[str]:
         if name not in SERVICES:
             raise InvalidInput(f"--with: no service '{name}'; known: {', '.join(SERVICES)}")
     return names
+
+
+@app.command("mcp")
+@on_target
+def serve_mcp(allow_writes: AllowWrites = False, handlers: Handlers = None) -> int:
+    """Serve tools for an agent over stdio, by the Model Context Protocol.
+
+    Without --allow-writes it only reads. With it, on the embedded file, runs that the agent starts
+    are driven by this process, with --handlers. Ends when stdin does.
+    """
+    import asyncio
+
+    from dovetail import __version__
+    from dovetail.cli.services import mcp_imports
+    from dovetail.cli.target import open_engine, open_reader, target_settings
+    from dovetail.handlers.builtin import load_registry
+    from dovetail.telemetry.logs import show_logs
+
+    with mcp_imports():
+        from dovetail.mcp.server import serve_stdio
+    from dovetail.mcp.tools import AgentTools
+
+    settings = target_settings()
+    show_logs(settings, names=True)
+
+    async def serve_tools() -> None:
+        registry = load_registry(settings, handlers or ())
+        opened = (open_engine if allow_writes else open_reader)(settings, registry)
+        async with opened as engine:
+            await serve_stdio(AgentTools(engine), __version__, allow_writes=allow_writes)
+
+    asyncio.run(serve_tools())
+    return 0
 
 
 @app.command()

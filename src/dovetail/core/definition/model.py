@@ -7,7 +7,7 @@ part: ids, dependencies, templates.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError, PydanticUseDefault
@@ -166,6 +166,38 @@ class Node(_Part):
     """If the node fails for good, the run goes on, and the nodes after it start."""
 
 
+RunEnd = Literal["completed", "failed", "cancelled"]
+RUN_ENDS: tuple[RunEnd, ...] = get_args(RunEnd)
+MAX_WEBHOOKS = 20
+
+
+def _http_url(url: str) -> str:
+    host = url.partition("://")[2].partition("/")[0]
+    if not url.startswith(("http://", "https://")) or not host or not url.isprintable():
+        raise PydanticCustomError("webhook_url", "must be as in https://example.com/hook")
+    if "{{" in url or " " in url:
+        raise PydanticCustomError("webhook_url", "must be one URL; templates are not rendered here")
+    return url
+
+
+class Webhook(_Part):
+    """A URL that gets a signed message when a run ends."""
+
+    url: Annotated[str, Field(max_length=2000), AfterValidator(_http_url)] = Field(
+        examples=["https://example.com/hook"]
+    )
+    """Where the message is sent with POST."""
+    on: Annotated[list[RunEnd], Field(min_length=1), OrDefault] = Field(
+        default_factory=lambda: list(RUN_ENDS), examples=[["failed"]]
+    )
+    """The ends that it gets. Default: all of them."""
+    secret: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = Field(
+        None, examples=["HOOK"]
+    )
+    """`NAME` of the variable `DOVETAIL_SECRET_<NAME>`, a key that signs the message. Default: not
+    signed."""
+
+
 class Workflow(_Part):
     """A Dovetail workflow: nodes, what each runs, and what each depends on."""
 
@@ -192,6 +224,10 @@ class Workflow(_Part):
     """A JSON Schema (2020-12) for the params of a run; defaults in it are applied."""
     defaults: Defaults | None = None
     """What every node gets that does not say otherwise."""
+    notify: Annotated[list[Webhook], Field(max_length=MAX_WEBHOOKS), OrDefault] = Field(
+        default_factory=list
+    )
+    """Webhooks: who is notified when a run ends."""
     # An empty list is a finding of its own, `empty_graph`, so the model itself lets it pass.
     nodes: list[Node] = Field(json_schema_extra={"minItems": 1})
     """The steps, in any order; ready ones are started in this order."""

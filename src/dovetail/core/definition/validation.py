@@ -25,6 +25,7 @@ from dovetail.core.definition.model import (
     Defaults,
     Node,
     RetrySettings,
+    Webhook,
     Workflow,
 )
 from dovetail.core.definition.params import schema_findings
@@ -309,6 +310,7 @@ _PARTS: dict[str, type[BaseModel]] = {
     "defaults": Defaults,
     "retry": RetrySettings,
     "cache": Cache,
+    "notify": Webhook,
 }
 _MODELS: tuple[type[BaseModel], ...] = (Workflow, *_PARTS.values())
 _FIELDS = {part: dict.fromkeys(part.model_fields) for part in _MODELS}
@@ -368,6 +370,8 @@ _MESSAGES: dict[str, Say] = {
     "string_pattern_mismatch": _pattern,
     "string_too_short": lambda found, path: "must not be empty",
     "string_too_long": _length("at most", "max_length"),
+    "too_short": lambda found, path: "must not be empty",
+    "too_long": lambda found, path: f"must have at most {found['ctx']['max_length']} entries",
     "literal_error": _literal,
 }
 

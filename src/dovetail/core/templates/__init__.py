@@ -22,7 +22,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from dovetail.core.errors import TemplateError, TemplateForbidden, TooLarge, format_path
-from dovetail.core.redaction import PLAIN_BESIDE, PLAIN_ONLY, SecretFields, misplaced
+from dovetail.core.redaction import MASK, PLAIN_BESIDE, PLAIN_ONLY, SecretFields, misplaced
 from dovetail.core.templates.compiler import Expression, Read, compile_expression, dotted_path
 from dovetail.core.templates.grammar import Span, TemplateRefused, cut, place, too_deep
 from dovetail.core.templates.operations import (
@@ -51,6 +51,7 @@ __all__ = [
     "Template",
     "TemplateRefused",
     "compile_config",
+    "masked_config",
     "parse_condition",
     "parse_template",
     "render_deferred",
@@ -448,6 +449,13 @@ def render_deferred(
             raise _too_large(size, limit, f"with {_named(path)} ")
         copied[path[:-1]][path[-1]] = value
     return rendered
+
+
+def masked_config(template: ConfigTemplate, scope: Scope, limit: int) -> dict[str, Any]:
+    """A rendered config as users see it, secrets as `***`. Raises `TemplateError`."""
+    config, deferred = template.render(scope, limit)
+    masked = dict.fromkeys(secrets_read(deferred), MASK)
+    return render_deferred(config, deferred, masked, limit)
 
 
 def _check_secret(

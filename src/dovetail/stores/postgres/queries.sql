@@ -235,12 +235,15 @@ FROM (
     CROSS JOIN LATERAL jsonb_array_elements(whole.nodes) WITH ORDINALITY AS spec (value, nth)
     LEFT JOIN dovetail.nodes n ON n.run = r.number AND n.place = spec.nth - 1
 ) found;
--- An event is an array of time, type, epoch, the index of its node, attempt and data. Each generation
--- is shown up to where a later one begins, as `read_events` does.
+-- An event is an array of time, type, epoch, the index of its node, attempt and data. The items of a
+-- node with `for_each` have places beyond every index: 2^20 for each node. Each generation is shown up
+-- to where a later one begins, as `read_events` does.
 CREATE OR REPLACE VIEW dovetail.v_events AS
 SELECT run_id, workflow, seq, to_timestamp((event ->> 0)::FLOAT8) AS time, event ->> 1 AS type,
-  (event ->> 2)::BIGINT AS epoch, ids[(event ->> 3)::INT + 1] AS node,
+  (event ->> 2)::BIGINT AS epoch,
+  ids[CASE WHEN place < 1048576 THEN place + 1 ELSE place / 1048576 END] AS node,
   (event ->> 4)::BIGINT AS attempt,
+  CASE WHEN place >= 1048576 THEN place % 1048576 END AS item,
   CASE
     WHEN event -> 5 ? 'at' THEN jsonb_build_object('error', (event -> 5 -> 'error')
       || jsonb_build_object('node', ids[(event -> 5 ->> 'at')::INT + 1]))
@@ -249,10 +252,11 @@ SELECT run_id, workflow, seq, to_timestamp((event ->> 0)::FLOAT8) AS time, event
     ELSE NULLIF(event -> 5, 'null')
   END AS data
 FROM (
-  SELECT r.run_id, r.workflow, e.seq, dovetail.json_of(e.event) AS event, named.ids
+  SELECT r.run_id, r.workflow, e.seq, one.event, (one.event ->> 3)::BIGINT AS place, named.ids
   FROM dovetail.runs r JOIN dovetail.definitions d ON d.number = r.definition
     CROSS JOIN LATERAL (SELECT dovetail.node_ids(d.content) AS ids) named
     JOIN dovetail.events e ON e.run = r.number
+    CROSS JOIN LATERAL (SELECT dovetail.json_of(e.event) AS event) one
   WHERE (e.generation = 1 OR EXISTS (
       SELECT FROM dovetail.generations g WHERE g.run = e.run AND g.generation = e.generation
     ))

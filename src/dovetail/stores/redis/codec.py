@@ -43,7 +43,7 @@ from dovetail.core.transitions import (
 )
 from dovetail.redis_client.pipelined import load_script
 
-BESIDE_A_RUN = ("caller", "logs", "logs:seq")
+BESIDE_A_RUN = ("caller", "logs", "logs:seq", "exported")
 """Keys of a run that its rules do not need. They are deleted with it."""
 
 Fields = dict[str, Any]

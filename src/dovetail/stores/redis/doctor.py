@@ -18,6 +18,7 @@ from dovetail.core.errors import BrokenRun, NotFound
 from dovetail.core.text import counted
 from dovetail.engine.clock import StoreClock
 from dovetail.engine.ports import DoctorFinding
+from dovetail.engine.webhooks import outbox_findings
 from dovetail.redis_client.pipelined import (
     PipelinedRedis,
     RedisError,
@@ -27,6 +28,7 @@ from dovetail.redis_client.pipelined import (
 )
 from dovetail.redis_client.url import RedisUrl
 from dovetail.stores.redis.codec import source
+from dovetail.stores.redis.feed import OUTBOX
 from dovetail.stores.redis.store import RedisStore
 from dovetail.stores.redis.timers import ACTIVE
 from dovetail.stores.redis.workers import (
@@ -64,6 +66,7 @@ async def examine(
     backlog = await _backlog(redis, workers, settings.max_backlog)
     found += [await _orchestrators(redis), _workers(workers), backlog, await _results(redis)]
     found += [await _dead_letters(redis), await _transports(redis, settings)]
+    found += await _outbox(redis)
     return [*found, *await _damaged(redis), *disagreements(settings)]
 
 
@@ -430,6 +433,13 @@ async def _transports(redis: PipelinedRedis, settings: Settings) -> DoctorFindin
     if (other := conflict(settings.transport, alive)) is not None:
         return DoctorFinding("transport", False, other, f"set {name}={alive[0].transport} here")
     return DoctorFinding("transport", True, settings.transport)
+
+
+async def _outbox(redis: PipelinedRedis) -> list[DoctorFinding]:
+    waiting, first = await redis.call_many(
+        [("ZCARD", OUTBOX), ("ZRANGE", OUTBOX, 0, 0, "WITHSCORES")]
+    )
+    return outbox_findings(waiting, time.time() - float(first[1]) if first else 0.0)
 
 
 async def _dead_letters(redis: PipelinedRedis) -> DoctorFinding:

@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from time import monotonic
 from typing import Protocol
 
 import orjson
 
+from dovetail.core.definition.model import Webhook
 from dovetail.core.errors import StoreError
 from dovetail.core.events import Event
 from dovetail.core.feed import (
@@ -30,12 +31,15 @@ from dovetail.core.run import RunState
 from dovetail.core.states import RunStatus
 from dovetail.core.step import first_events
 from dovetail.core.transitions import Submit
+from dovetail.core.webhooks import notifications
 from dovetail.engine.clock import Clock
 from dovetail.redis_client.pipelined import Argument, Command, PipelinedRedis
 from dovetail.stores.redis.codec import event_of, keys_of, source
 
 FEED = "wf:feed:{all}"
+OUTBOX, NOTIFICATIONS = f"{FEED}:outbox", f"{FEED}:notifications"
 _KEYS = (FEED, f"{FEED}:marks", f"{FEED}:facts")
+_ALL_KEYS = (*_KEYS, OUTBOX, NOTIFICATIONS)
 BATCH_SIZE = 100
 """Runs whose events are added by one script."""
 PAGE_SIZE = 500
@@ -72,12 +76,17 @@ class RedisFeed:
         clock: Clock,
         runs: Outlines,
         news: Callable[[], Awaitable[None]] | None = None,
+        webhooks: Sequence[Webhook] = (),
     ) -> None:
-        """`news` returns when it is worth to look for events, for readers."""
+        """`news` returns when it is worth to look for events, for readers. `webhooks` are notified
+        of all runs, beside those of their definitions."""
         self._redis = redis
         self._clock = clock
         self._runs = runs
         self._news = news or _a_moment
+        self._webhooks = webhooks
+        self.has_notifications = asyncio.Event()
+        """Set when this process has added a notification."""
 
     # ── written ──────────────────────────────────────────────────────────────────────────
 
@@ -92,7 +101,7 @@ class RedisFeed:
             if news[0].seq > 1:  # the process that made the run may not have added these yet
                 made = Submit(run_id, run.graph, {}, run.version)
                 news = [*first_events(made, run.created_at), *news]
-            entries.append(_entry(run_id, run.graph.name, 0, news))
+            entries.append(self._entry(run, 0, news))
         await self._add(entries)
         if unclear:
             await self.catch_up(unclear)
@@ -125,7 +134,24 @@ class RedisFeed:
             if len(texts) < PAGE_SIZE:
                 # Read no further than the end of a run: its mark leaves the feed with its end.
                 read = after if status == RUNNING else 0
-                return _entry(run.id, run.graph.name, read, found)
+                return self._entry(run, read, found)
+
+    def _entry(self, run: RunState, read: int, events: Sequence[Event]) -> list[Argument]:
+        """A run as `feed_append` takes it."""
+        entry: list[Argument] = [run.id, run.graph.name, read, len(events)]
+        webhooks = [*run.graph.webhooks, *self._webhooks]
+        for event in events:
+            entry += (event.seq, event.type, repr(event.time))
+            entry.append(orjson.dumps([event.time, event.epoch, event.data]))
+            if not webhooks:
+                entry.append(0)
+                continue
+            found = notifications(run.id, run.graph.name, run.version, [event], webhooks)
+            entry.append(len(found))
+            for one in found:
+                entry += (one.id, orjson.dumps(one._asdict()))
+                self.has_notifications.set()
+        return entry
 
     async def _add(self, entries: Sequence[list[Argument]]) -> None:
         if entries:
@@ -141,7 +167,7 @@ class RedisFeed:
         given: list[Argument] = [os.urandom(4).hex(), born]
         for entry in entries:
             given += entry
-        return self._redis.script_command(source("feed_append"), _KEYS, given)
+        return self._redis.script_command(source("feed_append"), _ALL_KEYS, given)
 
     # ── read ─────────────────────────────────────────────────────────────────────────────
 
@@ -157,17 +183,25 @@ class RedisFeed:
         check_position(given, dropped, newest)
         return given
 
+    async def page(self, after: FeedPosition) -> list[FeedEntry]:
+        """The next events that are there by now. Raises `Expired`."""
+        number = "{}-{}".format(*after.number)
+        found, facts = await self._redis.call_many(
+            [("XRANGE", FEED, f"({number}", "+", "COUNT", PAGE_SIZE), ("GET", _KEYS[2])]
+        )
+        dropped = _dropped(facts or b"00000000 0-0")
+        check_position(after, dropped, FeedPosition(dropped.feed, after.number))
+        return [
+            _event(FeedPosition(after.feed, _number(entry_id)), fields)
+            for entry_id, fields in found
+        ]
+
     async def follow_feed(self, after: FeedPosition) -> AsyncGenerator[FeedEntry]:
         while True:
-            number = "{}-{}".format(*after.number)
-            page, facts = await self._redis.call_many(
-                [("XRANGE", FEED, f"({number}", "+", "COUNT", PAGE_SIZE), ("GET", _KEYS[2])]
-            )
-            dropped = _dropped(facts or b"00000000 0-0")
-            check_position(after, dropped, FeedPosition(dropped.feed, after.number))
-            for entry_id, fields in page:
-                after = FeedPosition(after.feed, _number(entry_id))
-                yield _event(after, fields)
+            page = await self.page(after)
+            for entry in page:
+                after = entry.position
+                yield entry
             if len(page) < PAGE_SIZE:
                 await self._news()
                 await asyncio.sleep(GATHER_SECONDS)
@@ -183,16 +217,6 @@ async def trim_feed(redis: PipelinedRedis, now: float) -> None:
 def _are_first(news: Sequence[Event]) -> bool:
     """Whether only the first two events of a run can be before this one: it is the first end."""
     return len(news) == 1 and news[0].epoch == 1 and news[0].type in ("run.completed", "run.failed")
-
-
-def _entry(run_id: str, workflow: str, read: int, events: Sequence[Event]) -> list[Argument]:
-    """A run as `feed_append` takes it."""
-    return [run_id, workflow, read, len(events), *(part for one in events for part in _parts(one))]
-
-
-def _parts(event: Event) -> Iterator[Argument]:
-    yield from (event.seq, event.type, repr(event.time))
-    yield orjson.dumps([event.time, event.epoch, event.data])
 
 
 def _event(position: FeedPosition, fields: Sequence[bytes]) -> FeedEntry:

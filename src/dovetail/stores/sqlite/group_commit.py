@@ -13,6 +13,7 @@ from typing import Any
 from dovetail.core.audit.replay import is_taken
 from dovetail.core.node_logs import LogChunk
 from dovetail.core.run import RunState
+from dovetail.core.webhooks import Notification
 from dovetail.engine.views import result
 from dovetail.stores.sqlite.writer import (
     Add,
@@ -123,6 +124,7 @@ class GroupCommit:
         catch_up: Callable[[CachedRun], None],
         on_committed: Callable[[CachedRun], None],
         on_written: Callable[[], None],
+        notify: Callable[[RunState, Sequence[Staged]], Sequence[Notification]],
         fail: Callable[[BaseException], None],
     ) -> None:
         self._writer = writer
@@ -133,6 +135,8 @@ class GroupCommit:
         """Called when the staged decisions of a run are in the file."""
         self._on_written = on_written
         """Called when a transaction is committed."""
+        self._notify = notify
+        """The notifications that follow from decisions of a run."""
         self._fail = fail
         """Called when a transaction failed: none will be tried again."""
         self.heard: Callable[[RunState, Sequence[Staged]], None] | None = None
@@ -258,6 +262,7 @@ class GroupCommit:
 
     def _round(self, gathering: _NextCommit) -> CommitRound | None:
         additions, projections, notifications = [], [], []
+        outbox: list[Notification] = []
         for kept in gathering.dirty.values():
             kept.writing, kept.staged = kept.staged, []
             additions.append(Add(kept.number, kept.pieces, kept.writing))
@@ -267,6 +272,7 @@ class GroupCommit:
             if now_shown != kept.projected:
                 kept.projected = now_shown
                 projections.append(projection(kept.run, kept.number))
+                outbox += self._notify(kept.run, kept.writing)
         if not (additions or gathering.moves_runs or gathering.logs):
             return None
         return CommitRound(
@@ -282,6 +288,7 @@ class GroupCommit:
             gathering.released,
             self._owner,
             list(gathering.logs.values()),
+            outbox,
         )
 
     def _written(self, outcome: CommitOutcome | None, error: BaseException | None) -> None:

@@ -205,10 +205,14 @@ SELECT r.run_id, r.workflow, r.version, r.status, r.epoch,
 FROM runs r LEFT JOIN batches b ON b.number = r.batch;
 -- An entry is an array of time, transition, extra, outbox and events; an event is an array of type,
 -- epoch, node, attempt and data (see `writer.encoded`). A window function counts the events of a piece.
--- The joins are in this order, so that an entry of thousands of events is parsed once.
+-- The joins are in this order, so that an entry of thousands of events is parsed once. An item of a
+-- node with `for_each` has a name such as `node[3]`.
 CREATE VIEW v_events AS
 SELECT run_id, workflow, seq, strftime('%Y-%m-%dT%H:%M:%fZ', at, 'unixepoch') AS time, type, epoch,
-  node, attempt, data
+  CASE WHEN node LIKE '%]' THEN SUBSTR(node, 1, INSTR(node, '[') - 1) ELSE node END AS node,
+  attempt,
+  CASE WHEN node LIKE '%]' THEN CAST(SUBSTR(node, INSTR(node, '[') + 1) AS INTEGER) END AS item,
+  data
 FROM (
   SELECT r.run_id AS run_id, r.workflow AS workflow,
     j.seq - 1 + ROW_NUMBER() OVER (
@@ -306,12 +310,14 @@ FROM (
               || ',' || SUBSTR(json_extract(entry.value, '$[4]'), 2)
             WHEN json_extract(entry.value, '$[1]') = 'retry'
               AND json_array_length(entry.value, '$[2]') > 0 THEN
+              -- With items that a retry keeps, the list is the first of two.
               (SELECT SUBSTR(again, 1, LENGTH(again) - 1) FROM (
                  SELECT json_group_array(json_array('reset',
                    json_extract(entry.value, '$[4][0][1]'), json_extract(value, '$.id'), NULL, NULL
                  )) AS again
                  FROM json_each(CAST(d.content AS TEXT), '$.nodes')
-                 WHERE key IN (SELECT value FROM json_each(entry.value, '$[2]'))))
+                 WHERE key IN (SELECT value FROM json_each(entry.value, CASE
+                   json_type(entry.value, '$[2][0]') WHEN 'array' THEN '$[2][0]' ELSE '$[2]' END))))
               || ',' || SUBSTR(json_extract(entry.value, '$[4]'), 2)
             WHEN json_extract(entry.value, '$[1]') IN ('complete', 'recall')
               AND json_array_length(entry.value, '$[4]') > 0 THEN
@@ -320,7 +326,7 @@ FROM (
               || '],' || SUBSTR(json_extract(entry.value, '$[4]'), 2)
             ELSE json_extract(entry.value, '$[4]')
           END) event
-        WHERE json_extract(event.value, '$[2]') IS NOT NULL
+        WHERE json_extract(event.value, '$[2]') NOT LIKE '%]'
       )
       GROUP BY run_id, workflow, node
     )
@@ -334,6 +340,37 @@ SELECT r.run_id, r.workflow, l.seq + line.key AS seq,
   json_extract(line.value, '$[4]') AS fields
 FROM runs r JOIN logs l ON l.run = r.number,
   json_each(CASE WHEN json_valid(l.content) THEN l.content ELSE '[]' END) line;
+
+-- name: schema_7
+-- Notifications of runs that ended, from the commit of the end until a receiver has accepted them.
+-- `content` is a JSON object with the fields of `Notification`.
+CREATE TABLE outbox (
+  id TEXT PRIMARY KEY,
+  due_at REAL NOT NULL,
+  content BLOB NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX outbox_by_time ON outbox (due_at);
+-- Notifications that were given up, as `GET /dead-letters` shows them.
+CREATE TABLE dead_letters (
+  number INTEGER PRIMARY KEY,
+  content BLOB NOT NULL
+);
+-- How many pieces of a run's log are exported.
+CREATE TABLE exported (
+  run INTEGER PRIMARY KEY,
+  pieces INTEGER NOT NULL
+);
+CREATE TRIGGER exported_of_deleted_runs AFTER DELETE ON runs BEGIN
+  DELETE FROM exported WHERE run = OLD.number;
+END;
+-- The process that exports events, and up to which event of the feed the runs are exported.
+CREATE TABLE export (
+  id INTEGER PRIMARY KEY,
+  owner TEXT,
+  until REAL NOT NULL DEFAULT 0,
+  position INTEGER
+);
+INSERT INTO export (id) VALUES (1);
 
 -- ── runs and their log ──────────────────────────────────────────────────────────────────
 
@@ -505,6 +542,71 @@ DELETE FROM feed WHERE number < MAX(
     (SELECT MAX(number) FROM feed)
   )
 );
+
+-- ── notifications ───────────────────────────────────────────────────────────────────────
+
+-- name: add_notification
+INSERT OR IGNORE INTO outbox (id, due_at, content) VALUES (?, ?, ?);
+
+-- name: due_notifications
+SELECT id, content FROM outbox WHERE due_at <= ? ORDER BY due_at LIMIT ?;
+
+-- name: next_notification
+SELECT MIN(due_at) FROM outbox;
+
+-- name: claim_notification
+-- Nothing, if another process was faster.
+UPDATE outbox SET due_at = ?3 WHERE id = ?1 AND due_at <= ?2;
+
+-- name: change_notification
+UPDATE outbox SET due_at = ?2, content = ?3 WHERE id = ?1;
+
+-- name: remove_notification
+DELETE FROM outbox WHERE id = ?;
+
+-- name: count_notifications
+SELECT COUNT(*), MIN(due_at), (SELECT COUNT(*) FROM dead_letters) FROM outbox;
+
+-- name: add_dead_letter
+INSERT INTO dead_letters (content) VALUES (?);
+
+-- name: trim_dead_letters
+DELETE FROM dead_letters WHERE number <= (SELECT MAX(number) FROM dead_letters) - ?;
+
+-- name: dead_letters
+SELECT number, content FROM dead_letters ORDER BY number DESC LIMIT ?;
+
+-- name: drop_dead_letter
+DELETE FROM dead_letters WHERE number = ?;
+
+-- ── events are exported ─────────────────────────────────────────────────────────────────
+
+-- name: lead_export
+-- Nothing, if another process exports.
+UPDATE export SET owner = ?1, until = ?2 WHERE owner IS NULL OR owner = ?1 OR until < ?3;
+
+-- name: leave_export
+UPDATE export SET owner = NULL WHERE owner = ?;
+
+-- name: export_position
+SELECT position, IFNULL((SELECT MAX(number) FROM feed), 0) FROM export;
+
+-- name: set_export_position
+UPDATE export SET position = ?;
+
+-- name: unexported_runs
+-- Unfinished runs with a piece that is not exported, and runs of these events of the feed.
+SELECT run_id FROM runs LEFT JOIN exported ON run = number
+WHERE finished_at IS NULL
+  AND EXISTS (SELECT 1 FROM journal WHERE id = number * 16777216 + IFNULL(pieces, 0))
+UNION SELECT run_id FROM feed WHERE number > ?1 AND number <= ?2;
+
+-- name: exported_pieces
+SELECT number, workflow, IFNULL((SELECT pieces FROM exported WHERE run = number), 0)
+FROM runs WHERE run_id = ?;
+
+-- name: set_exported
+INSERT OR REPLACE INTO exported (run, pieces) SELECT number, ?2 FROM runs WHERE run_id = ?1;
 
 -- ── runs are deleted ────────────────────────────────────────────────────────────────────
 

@@ -38,6 +38,7 @@ from dovetail.engine.ports import (
     WorkflowVersion,
 )
 from dovetail.engine.views import event_view
+from dovetail.engine.webhooks import outbox_findings
 from dovetail.stores.records import (
     LATEST,
     PAGE_BYTES,
@@ -521,6 +522,12 @@ class SqliteRecords(BaseRecords):
         else:
             found.append(DoctorFinding("integrity", False, damage, "restore the file from a copy"))
         found += [*self._schema_findings(), *self._damage_findings()]
+        waiting, due, dead = self._one("count_notifications")
+        found += outbox_findings(waiting, 0.0 if due is None else time.time() - due)
+        if dead:
+            what = counted(dead, "notification was given up", "notifications were given up")
+            fix = "see GET /api/v1/dead-letters; correct the receivers, their URLs or secrets"
+            found.append(DoctorFinding("dead letters", True, what, fix))
         if mode != "wal":
             fix = f"sqlite3 {path} 'PRAGMA journal_mode = WAL'"
             found.append(

@@ -40,6 +40,7 @@ import orjson
 from dovetail.core.audit.replay import JournalEntry, UnreadableJournal, is_taken, replay
 from dovetail.core.caching import entries
 from dovetail.core.dag import Graph
+from dovetail.core.definition.model import Webhook
 from dovetail.core.effects import outstanding
 from dovetail.core.errors import BrokenRun, Conflict, NotFound, StoreError, StoreLost, one_line
 from dovetail.core.events import Event, Token
@@ -59,6 +60,7 @@ from dovetail.core.transitions import (
     Transition,
     bounded_submit,
 )
+from dovetail.core.webhooks import Notification, notifications
 from dovetail.engine.listener import Listener, SafeListener, end_in
 from dovetail.engine.ports import Cached, Key, KeyUsed
 from dovetail.engine.views import MAX_WHY_LENGTH, damage_error, unread_run
@@ -143,21 +145,24 @@ class SqliteStore:
         lease_seconds: float = 10.0,
         drives: bool = True,
         max_run_bytes: int | None = None,
+        webhooks: Sequence[Webhook] = (),
     ) -> None:
-        """`max_run_bytes` is what the outputs of a run that is made here may have together."""
+        """`max_run_bytes` is what the outputs of a run that is made here may have together.
+        `webhooks` are notified of all runs that end here, beside those of their definitions."""
         self.file = SqliteFile(path, sync)
         self.owner = Owner(lease_seconds)
         self._engine = SqliteObserver()
         self._leaving = threading.Event()
         self._drives = drives
         self._max_run_bytes = max_run_bytes
+        self._webhooks = webhooks
         self._definitions = Definitions()
         self._runs: dict[str, CachedRun] = {}
         self._by_number: dict[int, CachedRun] = {}
         self._watchers: dict[str, set[asyncio.Event]] = {}
         self._finishers: dict[str, list[asyncio.Future[RunState]]] = {}
-        self._feeds: set[asyncio.Event] = set()
-        """Of the readers of the feed of all runs."""
+        self.feeds: set[asyncio.Event] = set()
+        """Set when something may be new in the file, for readers of what is about all runs."""
         self._large: dict[str, tuple[RunState, int]] = {}
         """Finished runs that take long to read, without most of their outputs; and the piece that
         would be new of each."""
@@ -185,6 +190,7 @@ class SqliteStore:
             catch_up=self._catch_up_or_leave,
             on_committed=self._on_committed,
             on_written=self._wake_feeds,
+            notify=self._notifications,
             fail=self._break,
         )
         if self._drives:
@@ -322,8 +328,16 @@ class SqliteStore:
             projection=projection(run, 0),
             key=submit.key,
             place=submit.place,
+            notifications=self._notifications(run, [Staged(submit, now, 1, decision)]),
         )
         return run, creation, decision
+
+    def _notifications(self, run: RunState, staged: Iterable[Staged]) -> Sequence[Notification]:
+        if not self._webhooks and not run.graph.webhooks:
+            return ()
+        events = [event for one in staged for event in one.decision.events]
+        webhooks = [*run.graph.webhooks, *self._webhooks]
+        return notifications(run.id, run.graph.name, run.version, events, webhooks)
 
     def _entered(self, run: RunState, made: CreatedRun) -> bool:
         """Whether the run is new; it is then in memory. Raises `KeyUsed`."""
@@ -430,7 +444,7 @@ class SqliteStore:
             self._drop(kept)
 
     def _wake_feeds(self) -> None:
-        for news in self._feeds:
+        for news in self.feeds:
             news.set()
 
     def _stop_waiting(self, error: BaseException) -> None:
@@ -624,7 +638,7 @@ class SqliteStore:
         """Watch for writes of other processes."""
         while True:
             await asyncio.sleep(POLL_SECONDS)
-            if self._drives or self._runs or self._watchers or self._finishers or self._feeds:
+            if self._drives or self._runs or self._watchers or self._finishers or self.feeds:
                 try:
                     await self._look()
                 except Exception as error:
@@ -841,7 +855,7 @@ class SqliteStore:
 
     async def follow_feed(self, after: FeedPosition) -> AsyncGenerator[FeedEntry]:
         news = asyncio.Event()
-        self._feeds.add(news)
+        self.feeds.add(news)
         try:
             while True:
                 news.clear()  # before reading, or what comes in between would wait for the next
@@ -856,7 +870,7 @@ class SqliteStore:
                     await news.wait()
                     await asyncio.sleep(FEED_PAUSE_SECONDS)
         finally:
-            self._feeds.discard(news)
+            self.feeds.discard(news)
 
     def _feed_range(self) -> tuple[FeedPosition, FeedPosition]:
         """The last event that left the feed, and the last one of all."""

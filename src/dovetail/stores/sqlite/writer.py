@@ -28,6 +28,7 @@ from dovetail.core.events import Event
 from dovetail.core.node_logs import LogChunk, encode_lines
 from dovetail.core.outputs import OutputReference, ReadBudget
 from dovetail.core.transitions import Complete, Decision, Recall, Submit, Transition
+from dovetail.core.webhooks import Notification
 from dovetail.engine.ports import KeyUsed
 from dovetail.stores.sqlite.file import SqliteFile, statements
 
@@ -347,6 +348,8 @@ class Creation(NamedTuple):
     """Scope, key and the digest of what was asked."""
     place: tuple[int, int] | None
     """The batch's number and the place in it."""
+    notifications: Sequence[Notification] = ()
+    """Of a run that ends when it is created."""
 
 
 class CreatedRun(NamedTuple):
@@ -369,6 +372,7 @@ class CommitRound(NamedTuple):
     """Runs that we drive no longer."""
     owner: str
     logs: Sequence[LogChunk] = ()
+    outbox: Sequence[Notification] = ()
 
 
 class CommitOutcome(NamedTuple):
@@ -422,6 +426,7 @@ def _write(
             raise LogConflict
         for add in round_.additions:
             _add_to_feed(connection, add.number, add.staged)
+        _add_to_outbox(connection, round_.outbox)
     made = [_create(connection, creation) for creation in round_.creations]
     # Before the projection, which lets go of a finished run's owner.
     for number in round_.notifications:
@@ -451,6 +456,14 @@ def _add_to_feed(connection: sqlite3.Connection, number: int, staged: Iterable[S
                 encoded_data = None if data is None else orjson.dumps(data)
                 row = (number, seq, at, kind, epoch, encoded_data)
                 connection.execute(statements()["add_to_feed"], row)
+
+
+def _add_to_outbox(connection: sqlite3.Connection, found: Iterable[Notification]) -> None:
+    """In the transaction of the run's end: none is lost, and none is sent of an end that is not
+    kept."""
+    for one in found:
+        row = (one.id, one.time, orjson.dumps(one._asdict()))
+        connection.execute(statements()["add_notification"], row)
 
 
 def _add_log(connection: sqlite3.Connection, chunk: LogChunk, content: str) -> None:
@@ -520,6 +533,7 @@ def _create(connection: sqlite3.Connection, creation: Creation) -> CreatedRun:
     row = (piece(number, 0), creation.staged.seq, encoded([creation.staged]))
     connection.execute(sql["add_entries"], row)
     _add_to_feed(connection, number, [creation.staged])
+    _add_to_outbox(connection, creation.notifications)
     if creation.key is not None:
         connection.execute(sql["add_key"], (*creation.key, creation.run_id))
     return CreatedRun(number)

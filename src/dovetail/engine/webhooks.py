@@ -1,0 +1,248 @@
+"""Sends notifications of runs that ended to the receivers that want them, at least once.
+
+The store keeps a notification from the commit of the run's end until a receiver has accepted it, or
+until it is given up and becomes a dead letter. Any number of processes send: one claims a
+notification for a while, and another one sends it if the first died. No run waits for any of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple, Protocol
+
+from dovetail.core.errors import DovetailError, NotFound, StoreError
+from dovetail.core.outputs import OutputReference
+from dovetail.core.text import counted
+from dovetail.core.webhooks import (
+    FIRST_RETRY_SECONDS,
+    GIVE_UP_SECONDS,
+    Notification,
+    body_of,
+    check_secret,
+    retry_at,
+    signed_headers,
+)
+from dovetail.engine.clock import Clock
+from dovetail.engine.ports import DoctorFinding
+from dovetail.engine.views import timestamp
+
+MAX_SENDING = 32
+MAX_SENDING_TO_ONE = 8
+"""Of one receiver: if it hangs, others still get theirs."""
+SEND_SECONDS = 15.0
+CLAIM_SECONDS = 2 * SEND_SECONDS
+"""For the attempt and what is written after it; then another process tries."""
+LOOK_SECONDS = 1.0
+BUSY_SECONDS = 0.5
+"""So much later comes the turn of a notification to a receiver that is busy with others."""
+MAX_RESULT_BYTES = 256 << 10
+"""A larger result is a reference, as in the API."""
+MAX_ERROR_CHARS = 500
+WEBHOOKS = "webhooks"
+"""The `stream` of dead letters that are notifications."""
+LATE_SECONDS = 60.0
+"""A notification that is due for so long is sent by no process."""
+
+log = logging.getLogger("dovetail.webhooks")
+
+Post = Callable[[str, Mapping[str, str], bytes], Awaitable[int]]
+"""Sends a body to a URL; returns the status. Raises `DovetailError`."""
+Summary = Callable[[str, int], Awaitable[dict[str, Any]]]
+"""A run as a list shows it, its result up to so many bytes. Raises `NotFound`."""
+
+
+class Outbox(Protocol):
+    """Notifications that no receiver has accepted yet."""
+
+    async def claim(self, now: float, until: float, limit: int) -> list[Notification]:
+        """Some that are due, for this process alone until then. None is claimed twice meanwhile."""
+        ...
+
+    async def settle(self, notification: Notification) -> None:
+        """A receiver has accepted it. Safe to repeat."""
+        ...
+
+    async def postpone(self, notification: Notification, at: float) -> None:
+        """Due again then, with its new attempts and error; nothing if it was settled meanwhile."""
+        ...
+
+    async def bury(self, notification: Notification, reason: str) -> None:
+        """It is given up: a dead letter."""
+        ...
+
+    async def news(self, now: float, seconds: float) -> None:
+        """Returns when something may be due, or so much later."""
+        ...
+
+
+def outbox_findings(waiting: int, late_seconds: float) -> list[DoctorFinding]:
+    """For a doctor: notifications that no process sends; the first is due for so long."""
+    if late_seconds <= LATE_SECONDS:
+        return []
+    wait = counted(waiting, "notification waits", "notifications wait")
+    fix = "start what sends them: dovetail serve, or dovetail orchestrator on Redis"
+    return [DoctorFinding("webhooks", False, f"{wait}, the first for {late_seconds:.0f} s", fix)]
+
+
+def dead_letter(notification: Notification, reason: str) -> dict[str, Any]:
+    """A notification that is given up, in the fields of `GET /dead-letters`; but for the time."""
+    fields = {
+        "run_id": notification.run_id,
+        "type": notification.type,
+        "url": _shown(notification.url),
+        "attempts": str(notification.attempts),
+    }
+    return {"stream": WEBHOOKS, "id": notification.id, "reason": reason, "fields": fields}
+
+
+def _shown(url: str) -> str:
+    """Without a password and without a query, which may be a key."""
+    scheme, _, rest = url.partition("?")[0].partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
+
+
+class RetryTimes(NamedTuple):
+    first: float = FIRST_RETRY_SECONDS
+    give_up: float = GIVE_UP_SECONDS
+
+
+RETRY_TIMES = RetryTimes()
+
+
+class WebhookSender:
+    def __init__(
+        self,
+        outbox: Outbox,
+        post: Post,
+        summary: Summary,
+        secrets: Mapping[str, str],
+        clock: Clock,
+        *,
+        redact: Callable[[str], str] = str,
+        count: Callable[[str, float], None] = lambda outcome, seconds: None,
+        times: RetryTimes = RETRY_TIMES,
+    ) -> None:
+        """`count` gets the outcome of each attempt, `delivered` or `failed`, and of a notification
+        that is given up, `dead`; each with the seconds since the run's end."""
+        self._outbox = outbox
+        self._post = post
+        self._summary = summary
+        self._secrets = secrets
+        self._clock = clock
+        self._redact = redact
+        self._count = count
+        self._times = times
+        self._sending: dict[asyncio.Task[None], str] = {}
+        self._postponed = asyncio.Event()
+
+    async def run(self) -> None:
+        """Send what is due, for ever."""
+        try:
+            while True:
+                room = MAX_SENDING - len(self._sending)
+                if not room:
+                    await asyncio.wait(self._sending, return_when=asyncio.FIRST_COMPLETED)
+                elif await self._send_due(room) < room:
+                    await self._news()
+        finally:
+            for task in self._sending:
+                task.cancel()
+
+    async def drain(self, seconds: float) -> None:
+        """Give what is due a first attempt, and what is being sent its end, within this time."""
+        with suppress(TimeoutError, StoreError):  # another process sends the rest
+            async with asyncio.timeout(seconds):
+                await self._send_due(MAX_SENDING)
+                while self._sending:
+                    await asyncio.wait(self._sending)
+
+    async def _news(self) -> None:
+        """Returns when something may be due."""
+        news = asyncio.ensure_future(self._outbox.news(self._clock(), LOOK_SECONDS))
+        postponed = asyncio.ensure_future(self._postponed.wait())
+        try:
+            await asyncio.wait({news, postponed}, return_when=asyncio.FIRST_COMPLETED)
+            if news.done():
+                news.result()
+        finally:
+            self._postponed.clear()
+            for one in (news, postponed):
+                one.cancel()
+            await asyncio.gather(news, postponed, return_exceptions=True)
+
+    async def _postpone(self, one: Notification, at: float) -> None:
+        await self._outbox.postpone(one, at)
+        self._postponed.set()
+
+    async def _send_due(self, limit: int) -> int:
+        """Begin with so many that are due; returns how many these are."""
+        now = self._clock()
+        due = await self._outbox.claim(now, now + CLAIM_SECONDS, limit)
+        for one in due:
+            await self._begin(one)
+        return len(due)
+
+    async def _begin(self, one: Notification) -> None:
+        if list(self._sending.values()).count(one.url) >= MAX_SENDING_TO_ONE:
+            await self._postpone(one, self._clock() + BUSY_SECONDS)
+            return
+        task = asyncio.create_task(self._send(one))
+        self._sending[task] = one.url
+        task.add_done_callback(self._sent)
+
+    def _sent(self, task: asyncio.Task[None]) -> None:
+        del self._sending[task]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # Its claim ends by itself, and it is tried again.
+            log.warning("a notification is sent again: %s", error)
+
+    async def _send(self, one: Notification) -> None:
+        try:
+            status = await self._attempt(one)
+            error = None if 200 <= status < 300 else f"the receiver answered {status}"
+        except StoreError:
+            raise
+        except DovetailError as problem:
+            error = self._redact(str(problem))
+        if error is None:
+            await self._outbox.settle(one)
+            self._count("delivered", self._clock() - one.time)
+            return
+        self._count("failed", self._clock() - one.time)
+        now = self._clock()
+        since = now if one.first_failed_at is None else one.first_failed_at
+        failed = one._replace(
+            attempts=one.attempts + 1, first_failed_at=since, last_error=error[:MAX_ERROR_CHARS]
+        )
+        first, give_up = self._times
+        at = retry_at(since, failed.attempts, now, first=first, give_up=give_up)
+        if at is not None:
+            await self._postpone(failed, at)
+            return
+        tries = f"given up after {failed.attempts} attempts: {failed.last_error}"
+        await self._outbox.bury(failed, tries)
+        self._count("dead", now - one.time)
+        log.error("run %s: the webhook %s is %s", one.run_id, one.id, tries)
+
+    async def _attempt(self, one: Notification) -> int:
+        secret = None if one.secret is None else check_secret(one.secret, self._secrets)
+        body = body_of(one, timestamp(one.time) or "", await self._run(one))
+        headers = signed_headers(one.id, int(self._clock()), body, secret)
+        return await self._post(one.url, headers, body)
+
+    async def _run(self, one: Notification) -> dict[str, Any] | None:
+        """The run, unless it is gone or was retried since."""
+        try:
+            run = await self._summary(one.run_id, MAX_RESULT_BYTES)
+        except NotFound:
+            return None
+        if run["epoch"] != one.epoch:
+            return None
+        if isinstance(run["result"], OutputReference):
+            href = f"/api/v1/runs/{one.run_id}/result"
+            run["result"] = {"$output": {"size": run["result"].size, "href": href}}
+        return run

@@ -1,0 +1,1 @@
+"""Dovetail for agents, over the Model Context Protocol."""

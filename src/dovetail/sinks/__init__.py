@@ -1,0 +1,1 @@
+"""Where events of runs are exported to, beside the store."""

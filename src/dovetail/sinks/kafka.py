@@ -1,0 +1,70 @@
+"""Events on a Kafka topic, with the run as the key: those of one run are on one partition."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from dovetail.engine.event_export import SinkError
+
+DELIVERY_SECONDS = 30.0
+CLOSE_SECONDS = 1.0
+
+
+class KafkaSink:
+    def __init__(self, brokers: str, topic: str, options: dict[str, Any] | None = None) -> None:
+        """`options` are of librdkafka, beside ours."""
+        self._topic = topic
+        self._options = {
+            "bootstrap.servers": brokers,
+            "client.id": "dovetail",
+            "acks": "all",
+            # Keeps the order of a partition also when a batch is sent again.
+            "enable.idempotence": True,
+            "message.timeout.ms": int(DELIVERY_SECONDS * 1000),
+            **(options or {}),
+        }
+        self._producer: Any = None
+
+    async def write(self, records: Sequence[dict[str, Any]]) -> None:
+        await asyncio.to_thread(self._send, records)
+
+    async def close(self) -> None:
+        if self._producer is not None:
+            producer, self._producer = self._producer, None
+            await asyncio.to_thread(producer.flush, CLOSE_SECONDS)
+
+    def _send(self, records: Sequence[dict[str, Any]]) -> None:
+        try:
+            from confluent_kafka import KafkaException, Producer
+        except ModuleNotFoundError:
+            raise SinkError(
+                "the package 'confluent_kafka' is not installed: pip install 'dovetail[kafka]'"
+            ) from None
+        failures: list[str] = []
+
+        def on_delivery(error: Any, _: Any) -> None:
+            if error is not None:
+                failures.append(str(error))
+
+        try:
+            if self._producer is None:
+                self._producer = Producer(self._options, logger=None)
+            for record in records:
+                self._producer.produce(
+                    self._topic,
+                    key=record["run_id"],
+                    value=orjson.dumps(record),
+                    on_delivery=on_delivery,
+                )
+            left = self._producer.flush(DELIVERY_SECONDS)
+        except (KafkaException, BufferError) as error:
+            raise SinkError(f"Kafka topic {self._topic}: {error}") from error
+        if left:
+            self._producer.purge()
+        if left or failures:
+            why = failures[0] if failures else f"{left} events were not accepted in time"
+            raise SinkError(f"Kafka topic {self._topic}: {why}")
