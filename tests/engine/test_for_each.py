@@ -391,4 +391,5 @@ async def test_the_digest_of_the_example_against_a_flaky_server(
     assert len(run.nodes["summarise"].output) == 190
     assert len(Articles.times) == 220
     times = sorted(Articles.times)[10:]  # the first may come with the burst of the default
-    assert (len(times) - 1) / (times[-1] - times[0]) <= rate * 1.05
+    # A busy machine sends late ones together, so the whole may be a little faster.
+    assert (len(times) - 1) / (times[-1] - times[0]) <= rate * 1.15

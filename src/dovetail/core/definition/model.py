@@ -68,7 +68,8 @@ def _number_or_share(value: Any) -> Any:
     raise PydanticCustomError("max_failures_type", message)
 
 
-_SHARE = re.compile(r"[0-9]{1,3}(\.[0-9]{1,6})?%")
+SHARE = r"[0-9]{1,3}(\.[0-9]{1,6})?%"
+_SHARE = re.compile(SHARE)
 
 
 def _with_items(value: Any) -> Any:
@@ -81,6 +82,9 @@ def _with_items(value: Any) -> Any:
     raise PydanticCustomError("for_each_type", message)
 
 
+_NULL = {"type": "null"}
+
+
 def _for_editors(schema: dict[str, Any]) -> None:
     """Keep in the generated schema only what a person needs while typing."""
     schema.pop("title", None)
@@ -91,7 +95,9 @@ def _for_editors(schema: dict[str, Any]) -> None:
             del field["default"]  # null means "not given"; the description names the default
         if name in required:
             continue
-        choices = field.pop("anyOf", None) or [_without_words(field), {"type": "null"}]
+        choices = field.pop("anyOf", None) or [_without_words(field)]
+        if _NULL not in choices:
+            choices.append(_NULL)
         simple = len(choices) == 2 and "type" in choices[0] and "enum" not in choices[0]
         if simple:
             field.update(choices[0], type=[choices[0]["type"], "null"])
@@ -165,9 +171,11 @@ class ForEach(_Part):
     number, in the config of this node."""
     max_concurrency: Annotated[int, Field(ge=1), OrDefault] = Field(DEFAULT_WINDOW, examples=[20])
     """How many items may be under way at once. Default: 100."""
-    max_failures: Annotated[int | str, BeforeValidator(_number_or_share), OrDefault] = Field(
-        0, examples=[3, "5%"]
-    )
+    max_failures: Annotated[
+        Annotated[int, Field(ge=0)] | Annotated[str, Field(pattern=f"^{SHARE}$")],
+        BeforeValidator(_number_or_share),
+        OrDefault,
+    ] = Field(0, examples=[3, "5%"])
     """How many items may fail, or which share of them. Their places in the output are null. With
     one more the node fails. Default: 0."""
 
