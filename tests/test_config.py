@@ -340,6 +340,20 @@ def test_an_invalid_value_that_may_be_a_secret_is_not_shown(tmp_path, variable, 
     assert "hunter2" not in message
 
 
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("{", "must be a JSON list of webhooks"),
+        ("{}", "must be a list, as in"),
+        ('[{"url": "ftp://x"}]', "must be as in https://example.com/hook"),
+        ('[{"url": "https://x", "on": ["done"]}]', "must be 'completed', 'failed' or 'cancelled'"),
+        ('[{"url": "https://x", "when": "failed"}]', "Extra inputs are not permitted"),
+    ],
+)
+def test_wrong_webhooks_stop_the_start_with_what_would_work(tmp_path, value, message):
+    assert message in refused(tmp_path, WEBHOOKS=value)
+
+
 def test_all_mistakes_are_reported_at_once(tmp_path):
     said = refused(tmp_path, "max_nodes = 0", LEASE_SECONDS="x", DB_SYNC="y")
     assert said.count("; ") == 2

@@ -99,6 +99,29 @@ def test_weak_or_unrestricted_secrets_give_warnings(shell: Shell) -> None:
     assert all(one["ok"] for one in reported)
 
 
+def test_a_webhook_that_cannot_be_signed_is_reported_with_a_fix(shell: Shell) -> None:
+    hooks = json.dumps([{"url": "https://example.com/hook", "secret": "HOOK"}])
+    missing = shell("doctor", "--json", DOVETAIL_WEBHOOKS=hooks)
+    assert missing.code == 1
+    found = findings(missing)["webhooks"]
+    assert "DOVETAIL_SECRET_HOOK is not set" in str(found["message"])
+    assert "whsec_" in str(found["fix"])
+    key = "whsec_" + "QUJDREVGR0hJSktMTU5PUFFSU1RVVldY"
+    well = shell("doctor", "--json", DOVETAIL_WEBHOOKS=hooks, DOVETAIL_SECRET_HOOK=key)
+    assert findings(well)["webhooks"]["ok"]
+
+
+def test_notifications_that_no_process_sends_are_reported(shell: Shell) -> None:
+    shell.write("flow.yaml", FLOW)
+    assert shell("run", "flow.yaml").code == 0
+    with closing(sqlite3.connect(shell.directory / DB)) as file, file:
+        file.execute("INSERT INTO outbox (id, due_at, content) VALUES ('m', 1000.0, '{}')")
+        file.execute("INSERT INTO dead_letters (content) VALUES ('{}')")
+    found = findings(shell("doctor", "--json"))
+    assert "1 notification waits" in str(found["webhooks"]["message"])
+    assert "1 notification was given up" in str(found["dead letters"]["message"])
+
+
 def test_handlers_that_do_not_load_are_reported(command: Command) -> None:
     done = command("doctor", "--handlers", "none.py", "--json")
     assert done.code == 1

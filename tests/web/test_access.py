@@ -35,6 +35,12 @@ SCREENS = [
     "workflows",
     "workflows?q=nothing+has+this",
     "workflows/{workflow}",
+    "workflows/{workflow}/definition",
+    "workflows/{workflow}/graph",
+    "workflows/{workflow}/diff",
+    "workflows/nobody",
+    "editor",
+    "editor?workflow={workflow}",
     "workflows/{workflow}?from={run}",
     "workflows/{workflow}/definition",
     "workflows/{workflow}/graph?node=fetch",
@@ -68,6 +74,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, dic
     nodes = [node("wait", "waits", file="never"), node("end", "gives", "wait")]
     running = api.post("/runs", {"definition": {"name": "waits-" + "x" * 100, "nodes": nodes}})
     workflow = api.get(f"/runs/{run}")["workflow"]
+    api.register(api.get(f"/workflows/{workflow}")["definition"] | {"description": "changed"})
     batch = api.post(f"/workflows/{workflow}/batches", {"items": [{"n": 1}, {"n": 2}]})
     definition = api.get(f"/workflows/{workflow}")["definition"]
     api.register({**definition, "on_failure": "continue", "nodes": definition["nodes"][:2]})

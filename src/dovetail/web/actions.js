@@ -1,5 +1,5 @@
 // Retry, cancel and fork of a run. Each shows what it will do before it does it.
-import { html, useEffect, useRef, useState } from "./html.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
 import { get, newKey, path, post } from "./api.js";
 import { go } from "./route.js";
 import { Dialog, Loading, NodeInput, Trouble } from "./ui.js";
@@ -57,7 +57,7 @@ export function RetryDialog({ run, from, onClose, onDone }) {
   const act = useAct(async () => { await post(where, body); onDone?.(); }, onClose);
   const ready = useRef(null);
   // The button can be pressed, and have the focus, once the plan is there.
-  useEffect(() => { if (plan) ready.current.focus(); }, [plan]);
+  useLayoutEffect(() => { if (plan) ready.current.focus(); }, [plan]);
   return html`<${Dialog} title=${from ? `Retry from ${from}` : "Retry this run"} onClose=${onClose}>
     <p>The same run goes on, with the same definition and params.</p>
     ${plan ? html`<${Plan} plan=${plan} />` : !error && html`<${Loading} />`}

@@ -50,7 +50,7 @@ function Screen({ at }) {
 
 // The element itself, not the host of the shadow root that it is in.
 const isTyping = (target) => target.isContentEditable || ["INPUT", "TEXTAREA", "SELECT"].includes(target.tagName);
-const JUMPS = { r: ["runs"], w: ["workflows"], n: ["editor"], b: ["batches"], o: ["operations", "workers"], q: ["operations", "queues"], l: ["operations", "limits"], x: ["operations", "letters"], d: ["documents"] };
+const JUMPS = { r: ["runs"], w: ["workflows"], n: ["editor"], e: ["editor"], b: ["batches"], o: ["operations", "workers"], q: ["operations", "queues"], l: ["operations", "limits"], x: ["operations", "letters"], d: ["documents"] };
 
 // Ctrl-K, ?, / and g with a letter.
 function useKeys(open) {
@@ -79,7 +79,14 @@ function App() {
   const [overlay, setOverlay] = useState(null);
   const [hasDocuments, setDocuments] = useState(false);
   useKeys(setOverlay);
-  useEffect(() => setOverlay(null), [at.parts.join("/")]);
+  // Another screen closes what is open over this one; at once, before the next key.
+  useEffect(() => {
+    let before = route.get().parts.join("/");
+    return route.subscribe(({ parts }) => {
+      if (parts.join("/") !== before) setOverlay(null);
+      before = parts.join("/");
+    });
+  }, []);
   useEffect(() => {
     if (!needed) get("/documents").then((found) => setDocuments(found.in_use), () => {});
   }, [needed, generation]);

@@ -14,6 +14,7 @@ export const SCREENS = [
   ["Failed runs", ["runs"], null, { status: "FAILED" }],
   ["Workflows", ["workflows"], "w"],
   ["New workflow", ["editor"], "n"],
+  ["New workflow: the editor", ["editor"], "e"],
   ["Batches", ["batches"], "b"],
   ["Operations: workers", ["operations", "workers"], "o"],
   ["Operations: queues", ["operations", "queues"], "q"],
@@ -36,11 +37,12 @@ const KEYS = [
 
 // What can be done with the run or workflow of this screen, and what can be done anywhere.
 function actionsHere(at, run, open) {
-  if (at.parts[0] === "workflows" && at.parts[1]) return [[`Show the runs of ${at.parts[1]}`, () => go(["runs"], { workflow: at.parts[1] })]];
+  const [screen, name] = at.parts;
+  if (screen === "workflows" && name) return [[`Show the runs of ${name}`, () => go(["runs"], { workflow: name })], [`Edit ${name}`, () => go(["editor"], { workflow: name })]];
   if (!run) return [];
-  const name = `${run.workflow} ${run.run_id.slice(0, 8)}`;
-  const move = isActive(run) ? [`Cancel this run: ${name}`, () => open("cancel")] : [`Retry this run: ${name}`, () => open("retry")];
-  return [move, [`Fork this run: ${name}`, () => open("fork")]];
+  const called = `${run.workflow} ${run.run_id.slice(0, 8)}`;
+  const move = isActive(run) ? [`Cancel this run: ${called}`, () => open("cancel")] : [`Retry this run: ${called}`, () => open("retry")];
+  return [move, [`Fork this run: ${called}`, () => open("fork")]];
 }
 
 const actionsAnywhere = (open) => [
@@ -93,20 +95,26 @@ function Palette({ documents, close, open }) {
   useLayoutEffect(() => {
     list.current?.querySelector('[aria-selected="true"]')?.scrollIntoView({ block: "nearest" });
   }, [chosen, choices.length]);
+  const [isEager, setEager] = useState(false);
   const take = (choice) => {
     close();
-    choice?.act();
+    choice.act();
   };
+  // Enter may come before the server has found something: then the first of it is taken.
+  useEffect(() => {
+    if (isEager && choices.length > 0) take(choices[0]);
+  }, [isEager, choices.length]);
   const key = (event) => {
     const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-    if (step) setAt((chosen + step + choices.length) % Math.max(1, choices.length));
-    else if (event.key === "Enter") take(choices[chosen]);
-    else return;
+    if (step) setAt(choices.length ? (chosen + step + choices.length) % choices.length : 0);
+    else if (event.key !== "Enter") return;
+    else if (choices.length > 0) take(choices[chosen]);
+    else setEager(true);
     event.preventDefault();
   };
   return html`<div class="palette">
     <input type="text" autocomplete="off" role="combobox" aria-expanded="true" aria-controls="choices" aria-activedescendant=${choices.length ? `choice-${chosen}` : null} aria-label="Find a run, a workflow, a screen or an action"
-      placeholder="A run's id or params, a workflow, a screen, an action" autofocus value=${text} onInput=${(e) => { setText(e.currentTarget.value); setAt(0); }} onKeyDown=${key} />
+      placeholder="A run's id or params, a workflow, a screen, an action" autofocus value=${text} onInput=${(e) => { setText(e.currentTarget.value); setAt(0); setEager(false); }} onKeyDown=${key} />
     <ul id="choices" class="plain" role="listbox" aria-label="Choices" ref=${list}>
       ${choices.map((choice, n) => html`<li key=${`${choice.group} ${choice.words} ${n}`} id=${`choice-${n}`} role="option" aria-selected=${n === chosen ? "true" : "false"} onClick=${() => take(choice)}>
         <span class="words">${choice.state && html`<span class="icon state-${STATES[choice.state][1]}" aria-hidden="true">${STATES[choice.state][0]}</span>`}${choice.words}</span><span class="count">${choice.state ? STATES[choice.state][1] : ""} ${choice.group}</span></li>`)}

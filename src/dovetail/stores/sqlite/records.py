@@ -334,13 +334,17 @@ class SqliteRecords(BaseRecords):
         at, last = self._pieces(run_id, after)
         found: list[dict[str, Any]] = []
         while rows := self._store.part(at, last):
-            found += [
-                event_view(event)
-                for entry in self._store.entries_of(run_id, rows)
-                for event in entry.events
-                if event.seq > after
-            ]
-            if not rows.is_full or (limit is not None and len(found) >= limit):
+            for row in rows:
+                # Piece by piece: a page of events does not pay for all that follow it.
+                found += [
+                    event_view(event)
+                    for entry in self._store.entries_of(run_id, (row,))
+                    for event in entry.events
+                    if event.seq > after
+                ]
+                if limit is not None and len(found) >= limit:
+                    return found[:limit]
+            if not rows.is_full:
                 break
             at = rows[-1][0] + 1
             await asyncio.sleep(0)
