@@ -18,7 +18,16 @@ from hypothesis import given, note, settings
 from dovetail.core.dag import Graph
 from dovetail.core.run import Phase
 from dovetail.core.states import NodeStatus
-from dovetail.core.transitions import Claim, Complete, Expand, Fail, Transition, Wake
+from dovetail.core.transitions import (
+    Cancel,
+    Claim,
+    Complete,
+    Expand,
+    Fail,
+    Retry,
+    Transition,
+    Wake,
+)
 
 from ..core.drawn import (
     KINDS,
@@ -133,6 +142,20 @@ async def test_many_items_in_one_batch_equal_the_core(
             chance.shuffle(moves)
             await twins.together(moves, 20.0)
         await twins.end()
+
+
+async def test_two_retries_from_a_mapped_node_in_one_batch_equal_the_core(peers: Peers) -> None:
+    each = {"items": [1, 2, 3], "max_concurrency": 2}
+    twins = Twins(peers, graph({"m": []}, m={"for_each": each}), in_silence)
+    await twins.begin()
+    await twins.together([Expand(twins.id, "m", twins.core.node("m").token, 3)], 1.0)
+    token = twins.core.node("m[0]").token
+    await twins.together([Claim(twins.id, "m[0]", token, "w", twins.now + LEASE)], 1.0)
+    await twins.together([Complete(twins.id, "m[0]", token, {"sum": 1}), Cancel(twins.id)], 1.0)
+    again = Retry(twins.id, "m")
+    await twins.together([again, Cancel(twins.id), again, Cancel(twins.id), again], 1.0)
+    await twins.together([Expand(twins.id, "m", twins.core.node("m").token, 3)], 1.0)
+    await twins.end()
 
 
 @cache

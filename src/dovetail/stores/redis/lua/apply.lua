@@ -47,12 +47,13 @@ if run.known then
   end
   if is_changed and mapped ~= '' then
     for i, m in pairs(maps) do
-      if m and m.gone then
-        gone[#gone + 1] = i
-      elseif m then
+      if m then
         items[#items + 1] = i
         items[#items + 1] = map.text_of(m)
       end
+    end
+    for i in pairs(map.forgotten) do
+      if not maps[i] then gone[#gone + 1] = i end
     end
     for place, record in pairs(records) do
       if record then

@@ -14,6 +14,7 @@ local HELD_AT, ENDED_AT = 1099511627776, 2199023255552 -- 2^40, 2^41: behind eve
 local COUNTS = {'total', 'window', 'tolerated', 'next', 'again', 'out', 'running', 'completed', 'failed',
   'cancelled', 'first', 'bytes'}
 local maps, records, all_are_read = {}, {}, false
+map.forgotten = {} -- the indexes of mapped nodes that begin anew
 
 local function place_of(i, item) return (i + 1) * PLACES + item end
 local function owner_of(place) return math.floor(place / PLACES) - 1 end
@@ -310,7 +311,7 @@ map.forget = function(i)
   end
   for item = 0, m.next - 1 do records[place_of(i, item)] = false end
   for _, at in ipairs({0, HELD_AT, ENDED_AT}) do call('ZREMRANGEBYSCORE', QUEUE, range(i, at)) end
-  maps[i] = {gone = true}
+  maps[i], map.forgotten[i] = false, true
 end
 
 -- Stop orders for a node, or for its items, that run.
