@@ -1,0 +1,75 @@
+"""A node with `for_each` on the page: its counts, its items, what a failed one says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import expect
+
+from ..api.conftest import Server
+from .conftest import OpenPage, serve
+from .test_graph import started
+from .test_screens import PAYLOAD, node
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    running = serve(tmp_path_factory.mktemp("items"))
+    yield running
+    assert running.stop() == 0
+
+
+def mapped(items: list[Any], handler: str = "picky", **for_each: Any) -> dict[str, Any]:
+    return {
+        **node("each", handler, item="{{ item }}"),
+        "for_each": {"items": items, **for_each},
+    }
+
+
+def test_the_items_of_a_node_are_counted_and_listed_failed_ones_first(
+    server: Server, open_page: OpenPage
+) -> None:
+    items = [*range(120), PAYLOAD]
+    run_id = started(server, [mapped(items, max_failures=1), node("end", "gives", "each")])
+    assert server.client().finished(run_id)["status"] == "COMPLETED"
+    page = open_page(f"{server.url}/#/runs/{run_id}/nodes?node=each")
+    expect(page.locator(".row.node").first).to_contain_text("120 of 121 items, 1 failed")
+    table = page.locator(".items")
+    expect(table.locator(".item").first).to_contain_text("each[120]")
+    expect(table.locator(".item").first).to_contain_text(f"picky about {PAYLOAD}")
+    expect(table.locator(".item")).to_have_count(51)
+    table.get_by_role("button", name="More items").click()
+    expect(table.locator(".item")).to_have_count(101)
+    table.get_by_role("button", name=re.compile("failed 1")).click()
+    expect(table.locator(".item")).to_have_count(1)
+    expect(page).to_have_url(re.compile("items=FAILED"))
+    table.get_by_role("button", name="each[120]").click()
+    expect(table.locator(".item-detail")).to_contain_text("PermanentError")
+    table.get_by_role("link", name="Log").click()
+    expect(page.locator(".line")).to_have_count(1)
+    expect(page.locator(".line")).to_contain_text(PAYLOAD)
+    page.goto(f"{server.url}/#/runs/{run_id}/graph")
+    expect(page.get_by_role("link", name="each, completed")).to_contain_text("120 / 121, 1 failed")
+
+
+def test_a_run_that_failed_by_an_item_opens_on_that_item(
+    server: Server, open_page: OpenPage
+) -> None:
+    run_id = started(server, [mapped([1, "bad", 3]), node("end", "gives", "each")])
+    assert server.client().finished(run_id)["status"] == "FAILED"
+    page = open_page(f"{server.url}/#/runs/{run_id}")
+    answer = page.locator(".answer")
+    expect(answer).to_contain_text("The node each failed")
+    expect(answer.locator(".item")).to_have_count(1)
+    expect(answer.locator(".item")).to_contain_text("picky about bad")
+    expect(answer.locator(".log")).to_contain_text("bad")
+
+
+def test_an_empty_list_says_so(server: Server, open_page: OpenPage) -> None:
+    run_id = started(server, [mapped([])])
+    server.client().finished(run_id)
+    page = open_page(f"{server.url}/#/runs/{run_id}/nodes?node=each")
+    expect(page.get_by_text("The list has no items.")).to_be_visible()
