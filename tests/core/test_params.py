@@ -547,7 +547,7 @@ def test_at_most_a_hundred_warnings_are_reported() -> None:
         101,
         "and 19,900 more params are not in the params schema",
     )
-    _, of_items = check_items({"properties": A}, [{"b": 1}] * 300)
+    _, of_items = check_items([{"properties": A}] * 300, [{"b": 1}] * 300)
     assert (len(of_items), of_items[2].path) == (101, "items[2].b")
 
 

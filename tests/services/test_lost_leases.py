@@ -61,6 +61,7 @@ async def test_a_node_that_killed_all_its_workers_is_one_dead_letter(stage: Inte
     token = await lost(stage, 1)
     (letter,) = await letters(stage)
     assert letter.pop("time") is not None
+    assert letter.pop("letter_id")
     assert letter == {
         "stream": "tasks:h",
         "id": "r:a:1",

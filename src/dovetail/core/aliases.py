@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from dovetail.core.errors import InvalidParams, Problem, shown
+from dovetail.core.text import counted
 
 Weights = Mapping[str, int | float]
 """By the number of a version, as JSON spells it; in the order of the numbers."""
@@ -64,7 +65,7 @@ def check_weights(given: Any) -> dict[str, int | float]:
         message = f'must be weights by version, such as {{"3": 90, "4": 10}}, not {what}'
         raise InvalidParams([Problem("invalid_field", message, "weights")])
     if len(given) > MAX_WEIGHTS:
-        message = f"has {len(given):,} versions, and {MAX_WEIGHTS} are allowed"
+        message = f"has {counted(len(given), 'version')}, and {MAX_WEIGHTS} are allowed"
         raise InvalidParams([Problem("too_large", message, "weights")])
     problems: list[Problem] = []
     found: dict[int, int | float] = {}

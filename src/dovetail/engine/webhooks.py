@@ -223,7 +223,7 @@ class WebhookSender:
         if at is not None:
             await self._postpone(failed, at)
             return
-        tries = f"given up after {failed.attempts} attempts: {failed.last_error}"
+        tries = f"given up after {counted(failed.attempts, 'attempt')}: {failed.last_error}"
         await self._outbox.bury(failed, tries)
         self._count("dead", now - one.time)
         log.error("run %s: the webhook %s is %s", one.run_id, one.id, tries)

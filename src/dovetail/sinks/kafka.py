@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from dovetail.core.text import counted
 from dovetail.engine.event_export import SinkError
 
 DELIVERY_SECONDS = 30.0
@@ -66,5 +67,6 @@ class KafkaSink:
         if left:
             self._producer.purge()
         if left or failures:
-            why = failures[0] if failures else f"{left} events were not accepted in time"
+            not_sent = counted(left, "event was", "events were")
+            why = failures[0] if failures else f"{not_sent} not accepted in time"
             raise SinkError(f"Kafka topic {self._topic}: {why}")

@@ -194,9 +194,12 @@ def _run(
 
 def _key(workflow: Workflow, summary: ItemsSummary) -> str:
     """The same for the same definition and items, so that the same command line continues."""
-    # A definition without `allow_failure` keeps the key that earlier versions gave it.
-    unused = not any(node.allow_failure for node in workflow.nodes)
-    left_out = {"nodes": {"__all__": {"allow_failure"}}} if unused else None
+    # A definition without newer fields keeps the key that earlier versions gave it.
+    newer = ("allow_failure", "for_each")
+    unused = {name for name in newer if not any(getattr(node, name) for node in workflow.nodes)}
+    left_out: dict[str, Any] = {"nodes": {"__all__": unused}}
+    if not workflow.notify:
+        left_out["notify"] = True
     definition = sha256(workflow.model_dump_json(exclude=left_out).encode()).hexdigest()
     return f"batch-{sha256(f'{definition} {summary.digest}'.encode()).hexdigest()}"
 

@@ -18,7 +18,7 @@ from typing import Protocol
 import orjson
 
 from dovetail.core.definition.model import Webhook
-from dovetail.core.errors import StoreError
+from dovetail.core.errors import BrokenRun, StoreError
 from dovetail.core.events import Event
 from dovetail.core.feed import (
     KEPT_SECONDS,
@@ -110,9 +110,12 @@ class RedisFeed:
         marks = await self._redis.call("ZMSCORE", _KEYS[1], *run_ids)
         entries = []
         for run_id, mark in zip(run_ids, marks, strict=True):
-            run = await self._runs.find_outline(run_id)
-            if run is not None:
-                entries.append(await self._missing(run, 0 if mark is None else int(mark)))
+            try:
+                run = await self._runs.find_outline(run_id)
+                if run is not None:
+                    entries.append(await self._missing(run, 0 if mark is None else int(mark)))
+            except BrokenRun:
+                continue  # the feed cannot name the workflow of a run that cannot be read
         await self._add(entries)
 
     async def _missing(self, run: RunState, after: int) -> list[Argument]:

@@ -128,6 +128,9 @@ class SqliteFile:
         except sqlite3.Error as error:
             connection.close()
             raise self.explained(error) from error
+        except UnicodeDecodeError as error:  # SQLite quotes a damaged schema in its message
+            connection.close()
+            raise self.explained(sqlite3.DatabaseError("malformed database schema")) from error
         except StoreError:
             connection.close()
             raise
