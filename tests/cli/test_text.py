@@ -189,6 +189,9 @@ NEVER_ONE = {
     "{subject} runs and",
     "{documents:,} documents",
     "{count:,} messages wait",
+    "{count} items; at most",
+    "{len(value):,} items; at most",
+    "{items.total} items failed",  # "1 of 1 items"
 }
 
 

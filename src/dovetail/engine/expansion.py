@@ -11,6 +11,7 @@ from dovetail.core.events import Token
 from dovetail.core.items import list_error
 from dovetail.core.run import RunState
 from dovetail.core.templates import Scope
+from dovetail.core.text import counted
 from dovetail.core.transitions import Expand
 
 
@@ -48,6 +49,6 @@ def items_of(run: RunState, index: int) -> Sequence[Any]:
         if error is not None or len(values) != items.total:
             # Only if what is stored was changed: a template gives the same list each time.
             found = len(values) if isinstance(values, list) else "no"
-            raise TemplateError(f"for_each had {items.total} items and now has {found}")
+            raise TemplateError(f"for_each had {counted(items.total, 'item')} and now has {found}")
         items.values = values
     return items.values
