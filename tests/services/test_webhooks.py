@@ -52,7 +52,7 @@ def receiver() -> Iterator[Receiver]:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retries after 0.05 s instead of 5 s, and a key that signs."""
-    quick_times = RetryTimes(first=0.05, give_up=1.0)
+    quick_times = RetryTimes(first=0.05, give_up=3.0)
     monkeypatch.setitem(sending.WebhookSender.__init__.__kwdefaults__, "times", quick_times)
     monkeypatch.setattr(sending, "CLAIM_SECONDS", 2.0)
     monkeypatch.setattr(sending, "BUSY_SECONDS", 0.05)
@@ -297,7 +297,7 @@ def test_a_notification_survives_the_kill_of_the_process_that_sends_it(
             assert one.headers["webhook-id"] == again.headers["webhook-id"]
             assert again.is_signed()
             assert again.message["data"]["status"] == "COMPLETED"
-            assert again.at - one.at < 15.0
+            assert again.at - one.at < 60.0
         assert all(server.stop() == 0 for server in servers)
 
 

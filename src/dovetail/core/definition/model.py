@@ -104,7 +104,7 @@ def _for_editors(schema: dict[str, Any]) -> None:
         else:
             field["anyOf"] = choices
     if "for_each" in schema["properties"]:
-        short = [{"type": "string"}, {"type": "array", "maxItems": MAX_ITEMS}]
+        short = [{"type": "string"}, {"type": "array", "items": {}, "maxItems": MAX_ITEMS}]
         schema["properties"]["for_each"]["anyOf"][:0] = short
     if "dependencies" in schema["properties"]:
         alias = dict(schema["properties"]["dependencies"])

@@ -395,7 +395,8 @@ def _pairs(frame: Frame, value: Any) -> list[Any]:
     if not isinstance(value, dict):
         raise TemplateError(f"items needs a mapping, not {kind(value)}")
     frame.grow(frame.weigh(value) + 4 * len(value))
-    frame.work(2 * ITEM * len(value))
+    # Each pair is a list of its own, which the garbage collector visits, too.
+    frame.work(8 * ITEM * len(value))
     return [[key, inside] for key, inside in value.items()]
 
 
