@@ -1,8 +1,8 @@
 """The items of a mapped node: one with `for_each`, whose handler runs once for each item of a list.
 
-A mapped node is one node of the run, and its items are no nodes: they are kept as a status byte
-each, some counts, and the full state of only those that are *out*, which means begun and not ended.
-Not more are out than the node's window allows, however long the list is.
+A mapped node is one node of the run. Its items are no nodes: the run keeps a status byte for each
+item, some counts, and a full state for each item that is *out*, which means begun and not ended.
+The window of the node limits how many items are out, however long the list is.
 
 In transitions, events and messages an item has a name, such as `summarise[3]`. No node has such a
 name, so the two cannot be mixed up.

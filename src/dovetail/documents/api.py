@@ -228,7 +228,7 @@ async def documents(here: Here) -> Response:
     workers = await here.fleet.workers()
     known = any(name.startswith(HANDLERS) for one in workers for name in one["handlers"])
     counts = {"pending": 0, "approved": 0}
-    if known or out.is_dir():  # else nobody uses it: no database is opened to be asked
+    if known or out.is_dir():  # else the pipeline is not in use: open no database
         counts = await _blocking(lambda: _reviews().counts())
     in_use = known or any(counts.values())
     return json_answer({"in_use": in_use, "out": str(out), "counts": counts})

@@ -233,7 +233,7 @@ class Commands:
     max_config_bytes: int = MAX_CONFIG_SIZE
     """Of a node's rendered config."""
     actor: str = "unknown"
-    """Whom a history names for a change that is made here, where the call names nobody else."""
+    """The author of a change in the history, if the call names no other author."""
     _compiled: dict[Any, _Compiled] = field(default_factory=dict)
     _layouts: dict[bytes, dict[str, Any]] = field(default_factory=dict)
     """By a digest of the nodes and their dependencies."""

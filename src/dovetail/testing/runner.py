@@ -66,7 +66,7 @@ _NEVER_OUTSIDE = frozenset({"input", "output", "sleep", "fail"})
 """Built-in handlers that wait for nothing but the loop's own timers."""
 _NO_MOCK: Any = object()
 CONCURRENCY: int = Settings.model_fields["concurrency"].default
-"""As a worker has it that nobody configured."""
+"""The default of a worker."""
 
 
 class FinishedRun(Run):

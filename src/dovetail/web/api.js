@@ -212,8 +212,8 @@ export function onRunEvents(listener) {
   };
 }
 
-// A browser has six connections to a server over HTTP/1.1, for all tabs together: a tab that nobody
-// looks at gives its streams back, and goes on where it was when it is looked at again.
+// A browser has six connections to a server over HTTP/1.1, for all tabs together: a hidden
+// tab gives its streams back, and continues where it was when it is shown again.
 function shown(signal) {
   return new Promise((resolve) => {
     if (!document.hidden || signal.aborted) return resolve();

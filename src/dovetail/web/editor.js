@@ -179,7 +179,7 @@ function Writing({ start }) {
   const register = async (isForced) => {
     setOutcome({ busy: true, error: null, made: null });
     try {
-      // A version that somebody else registered meanwhile is not overruled without a word.
+      // A version that another user registered meanwhile is not replaced without a question.
       const made = await post("/workflows", text, { ...asText(text), ...(tag.current && !isForced ? { "If-Match": tag.current } : {}) });
       if (start.name === made.name) tag.current = (await reread(path("workflows", made.name), null)).tag;
       setOutcome({ busy: false, error: null, made });

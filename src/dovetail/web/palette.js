@@ -80,7 +80,7 @@ function useChoices(text, documents, open) {
     ...actions(actionsHere(at, run, open)),
     ...screens.filter(([words]) => fits(words)).map(([words, parts, , query]) => ({ group: "screen", words, act: () => go(parts, query) })),
     ...workflows.filter((one) => fits(one.name)).slice(0, FOUND_WORKFLOWS).map((one) => ({ group: "workflow", words: one.name, act: () => go(["workflows", one.name]) })),
-    // Only those that were found for these very words.
+    // Only runs that were found for these words.
     ...(runs.text === text ? runs.items : []).map((one) => ({ group: "run", words: `${one.workflow} ${one.run_id.slice(0, 8)}`, state: one.status, act: () => go(["runs", one.run_id]) })),
     ...actions(actionsAnywhere(open)),
   ];

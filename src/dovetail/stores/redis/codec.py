@@ -523,7 +523,7 @@ class MapCounts(NamedTuple):
 
 
 class StoredMaps(NamedTuple):
-    """What Redis has of the items of a run, but for those that have ended."""
+    """What Redis keeps of the items of a run that have not ended."""
 
     maps: Mapping[int, bytes]
     """By index the counts of a mapped node, by place the state of an item that is out."""

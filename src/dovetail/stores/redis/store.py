@@ -689,8 +689,8 @@ class RedisStore:
         outputs: bool,
         room: ReadBudget | None,
     ) -> dict[int, bytes] | None:
-        """The records of items that have ended; without `outputs`, or with little room, only of
-        those that have none. None if the run has left this epoch."""
+        """The records of items that have ended; without `outputs`, or with little room, only
+        records without an output. None if the run has left this epoch."""
         found: dict[int, bytes] = {}
         for index, text in stored.maps.items():
             if index >= PLACES:
