@@ -444,8 +444,9 @@ def _write(
         added = connection.executemany(sql["add_entries"], rows).rowcount
         if added != len(rows):
             raise LogConflict
-        for add in round_.additions:
-            _add_to_feed(connection, add.number, add.staged)
+        news = [row for add in round_.additions for row in _feed_rows(add.number, add.staged)]
+        if news:
+            connection.executemany(sql["add_to_feed"], news)
         _add_to_outbox(connection, round_.outbox)
     made = [_create(connection, creation) for creation in round_.creations]
     # Before the projection, which lets go of a finished run's owner.
@@ -468,14 +469,14 @@ def _write(
     return CommitOutcome(made, frozenset())
 
 
-def _add_to_feed(connection: sqlite3.Connection, number: int, staged: Iterable[Staged]) -> None:
+def _feed_rows(number: int, staged: Iterable[Staged]) -> list[tuple[Any, ...]]:
     """The run events among these, in the order of the commits of all processes."""
-    for one in staged:
-        for seq, at, kind, epoch, node, _, data in one.decision.events:
-            if node is None:
-                encoded_data = None if data is None else orjson.dumps(data)
-                row = (number, seq, at, kind, epoch, encoded_data)
-                connection.execute(statements()["add_to_feed"], row)
+    # Picked by their node before they are unpacked: nearly all are events of nodes.
+    found = [event for one in staged for event in one.decision.events if event[4] is None]
+    return [
+        (number, seq, at, kind, epoch, None if data is None else orjson.dumps(data))
+        for seq, at, kind, epoch, _, _, data in found
+    ]
 
 
 def _add_to_outbox(connection: sqlite3.Connection, found: Iterable[Notification]) -> None:
@@ -552,7 +553,7 @@ def _create(connection: sqlite3.Connection, creation: Creation) -> CreatedRun:
     assert number is not None  # noqa: S101
     row = (piece(number, 0), creation.staged.seq, encoded([creation.staged]))
     connection.execute(sql["add_entries"], row)
-    _add_to_feed(connection, number, [creation.staged])
+    connection.executemany(sql["add_to_feed"], _feed_rows(number, [creation.staged]))
     _add_to_outbox(connection, creation.notifications)
     if creation.key is not None:
         connection.execute(sql["add_key"], (*creation.key, creation.run_id))
