@@ -1,4 +1,4 @@
-"""Makes the sample documents in examples/documents: people, firms and figures are invented.
+"""Makes the sample documents in examples: people, firms and figures are invented.
 
     .venv/bin/python tools/sample_documents.py
 
@@ -17,6 +17,7 @@ sys.path.insert(0, str(ROOT))
 from tests.documents.making import LEFT, RIGHT, Mark, docx, paragraph, pdf, row  # noqa: E402
 
 FOLDER = ROOT / "examples" / "documents"
+LONG = ROOT / "examples" / "long_invoice.pdf"
 
 RECEIPT_HTML = """\
 <!DOCTYPE html>
@@ -208,8 +209,45 @@ def contract() -> bytes:
     return pdf([marks])
 
 
+def long_invoice() -> bytes:
+    """An invoice of three pages: its head is on the first, its total on the last."""
+    tools = ("Chisel", "Mallet", "Rasp", "Plane", "Try square", "Bradawl", "Spokeshave", "Clamp")
+    columns = (LEFT, 360, 450, RIGHT)
+    rows: list[tuple[str, str, str, str]] = []
+    for number in range(40):
+        count, price = 1 + number % 3, 8.5 + 1.25 * (number % 7)
+        name = f"{tools[number % 8]}, {6 + 2 * (number // 8)} mm"
+        rows.append((name, str(count), f"{price:.2f}", f"{count * price:.2f}"))
+    net = sum(float(row[3]) for row in rows)
+    head = ("Description", "Qty", "Unit price", "Amount")
+    first = [
+        Mark(LEFT, 790, "Harbour Tools Ltd", 18, bold=True),
+        Mark(LEFT, 770, "3 Dock Lane, Whitby YO21 1AB"),
+        Mark(LEFT, 735, "INVOICE", 14, bold=True),
+        *row(710, [(LEFT, "Invoice number"), (RIGHT, "HT-2041")]),
+        *row(694, [(LEFT, "Invoice date"), (RIGHT, "4 March 2026")]),
+        *row(678, [(LEFT, "Bill to"), (RIGHT, "Morrow Joinery, Leeds")]),
+        *row(640, list(zip(columns, head, strict=True)), bold=True),
+    ]
+    second = [
+        Mark(LEFT, 790, "Invoice number HT-2041, page 2 of 3"),
+        *row(760, list(zip(columns, head, strict=True)), bold=True),
+    ]
+    for place, cells in enumerate(rows):
+        on, y = (first, 620) if place < 22 else (second, 740 + 22 * 24)
+        on += row(y - 24 * place, list(zip(columns, cells, strict=True)))
+    third = [
+        Mark(LEFT, 790, "Invoice number HT-2041, page 3 of 3"),
+        *row(750, [(LEFT, "Subtotal"), (RIGHT, f"{net:,.2f}")]),
+        *row(730, [(LEFT, "VAT 20%"), (RIGHT, f"{0.2 * net:,.2f}")]),
+        *row(706, [(LEFT, "Total due"), (RIGHT, f"£{1.2 * net:,.2f}")], bold=True),
+        Mark(LEFT, 670, "Please pay within 30 days."),
+    ]
+    return pdf([first, second, third])
+
+
 def samples() -> dict[str, bytes]:
-    """Name and content of each."""
+    """Name and content of each in the folder of documents."""
     return {
         "invoice.pdf": invoice(),
         "rechnung.docx": rechnung(),
@@ -225,6 +263,7 @@ def main() -> None:
     for name, content in samples().items():
         (FOLDER / name).write_bytes(content)
         sys.stdout.write(f"{name}: {len(content):,} bytes\n")
+    LONG.write_bytes(long_invoice())
 
 
 if __name__ == "__main__":

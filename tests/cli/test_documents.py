@@ -22,6 +22,7 @@ from dovetail.documents.commands.process import DocumentCounts, trouble_of
 from dovetail.documents.metrics import begin
 from dovetail.documents.reviews import open_reviews
 
+from ..documents.making import LEFT, Mark, pdf
 from ..servers.llm_stub import Fault, LlmStub
 from .conftest import SCRIPT, SECONDS, Outcome, Shell, environment
 from .test_live import watch
@@ -33,6 +34,16 @@ Date: 2026-03-04
 Paper, white  2  10.00  20.00
 Total: 20.00 EUR
 """
+PAGED = pdf(
+    [
+        [Mark(LEFT, 800 - 20 * at, line) for at, line in enumerate(lines.splitlines())]
+        for lines in (
+            "Invoice\nVendor: Acme\nDate: 2026-03-04",
+            "Second page of the invoice\nIt has only words.",
+            "Third page\nTotal: 20.00 EUR",
+        )
+    ]
+)
 NO_LIMIT = "[rate_limits]\ngemini_api = {rate_per_second = 1000, burst = 1000}\n"
 
 
@@ -323,6 +334,49 @@ def test_routed_documents_pass_the_conditions_even_if_they_were_processed_before
     runs = desk.runs()
     assert last(desk("--routed", **llm.environment)).endswith("2 cached")
     assert (desk.runs(), len(llm.calls())) == (runs, 2)
+
+
+def test_by_pages_the_model_is_called_once_for_each_page(
+    desk: DocumentsFolder, llm: LlmStub
+) -> None:
+    (desk.shell.directory / "in" / "acme.pdf").write_bytes(PAGED)
+    assert desk(**llm.environment).code == 0
+    done = desk("--pages", **llm.environment)
+    assert done.code == 0, done.out
+    assert done.out.startswith("RUNNING document_pages, 1 document into out, by model:stub:pages\n")
+    assert last(done).endswith("1 completed")
+    assert len(llm.calls()) == 4
+    (review,) = open_reviews(desk.out).list()
+    assert (review.fields["vendor"], review.fields["total"]) == ("Acme", 20.0)
+    assert last(desk("--pages", **llm.environment)).endswith("1 cached")
+    assert len(desk.runs()) == 2
+    assert last(desk(**llm.environment)).endswith("1 cached")
+    assert (len(desk.runs()), len(llm.calls())) == (3, 4), "a run of what is known, without a call"
+    assert [review.extractor for review in open_reviews(desk.out).list()] == ["model:stub"]
+    both = desk("--pages", "--routed")
+    assert both.code == 2
+    assert "--routed and --pages are two workflows: choose one of them" in both.err
+
+
+def test_on_redis_workers_extract_the_pages_of_a_document(
+    desk: DocumentsFolder, redis_url: str
+) -> None:
+    env = {"DOVETAIL_REDIS_URL": redis_url}
+    (desk.shell.directory / "in" / "acme.pdf").write_bytes(PAGED)
+    desk.write("birch.txt")
+    serving(desk, "orchestrator", until="started", **env)
+    serving(desk, "worker", "--handlers", "dovetail.documents", until="started", **env)
+    found = {Path(one["file_path"]).name: one for one in desk.data("--pages", **env)["documents"]}
+    assert {name: one["state"] for name, one in found.items()} == {
+        "acme.pdf": "completed",
+        "birch.txt": "completed",
+    }
+    assert (found["acme.pdf"]["vendor"], found["acme.pdf"]["total"]) == ("Acme", 20.0)
+    run = json.loads(desk.shell("runs", "show", found["acme.pdf"]["run_id"], "--json", **env).out)
+    (mapped,) = [node for node in run["nodes"] if node["id"] == "extract_page"]
+    assert mapped["items"]["completed"] == 3
+    assert set(desk.states("--pages", **env).values()) == {"cached"}
+    assert set(desk.states(**env).values()) == {"completed"}, "whole, which is another result"
 
 
 # ── stopped, and started again ───────────────────────────────────────────────────────────

@@ -105,12 +105,14 @@ def perform(name: str, config: dict[str, Any], params: dict[str, Any]) -> Any:
 
 
 def saved_at(parquet: str, json: str) -> dict[str, Any]:
-    return {"extracted": extracted(), "parquet": {"path": parquet}, "json": {"path": json}}
+    saved = {"parquet": {"path": parquet}, "json": {"path": json}}
+    return {"extracted": extracted(), **saved, "page": 1}
 
 
 HANDLERS = (
     *("extract", "save_parquet", "save_json", "record_metrics"),
     *("create_review", "line_items", "auto_approve"),
+    *("split", "extract_page", "join_pages"),
 )
 
 
@@ -249,6 +251,7 @@ def test_no_path_leads_a_handler_out_of_the_roots(
         "extracted": found,
         "sha256": more["sha256"],
         "extractor": "",
+        "page": 1,
         "parquet": {"path": filled(parquet)},
         "json": {"path": filled(json)},
     }

@@ -19,7 +19,7 @@ import yaml
 
 from dovetail import Dovetail, InvalidParams, RetryableError, Run, WorkflowDAG
 from dovetail.cli import main
-from dovetail.documents import PIPELINE, ROUTED, extraction, metrics
+from dovetail.documents import PAGES, PIPELINE, ROUTED, extraction, metrics
 from dovetail.documents.handlers import line_items
 from dovetail.documents.reviews import close_reviews, open_reviews
 
@@ -115,18 +115,32 @@ def test_the_layers_of_the_definition_are_those_of_the_pipeline() -> None:
         ["create_review"],
         ["auto_approve"],
     ]
+    assert layers(PAGES) == [["split"], ["extract_page"], *layers(PIPELINE)]
 
 
-def test_both_definitions_are_valid_without_a_warning(
+def test_the_definitions_are_valid_without_a_warning(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["validate", "--handlers", "dovetail.documents", "--json", str(PIPELINE), str(ROUTED)]
+    files = [str(path) for path in (PIPELINE, ROUTED, PAGES)]
+    command = ["validate", "--handlers", "dovetail.documents", "--json", *files]
     monkeypatch.setattr(sys, "argv", ["dovetail", *command])
     with pytest.raises(SystemExit) as leaving:
         main()
     assert leaving.value.code == 0
     reported = json.loads(capfd.readouterr().out)
-    assert [(one["valid"], one["warnings"]) for one in reported] == [(True, []), (True, [])]
+    assert [(one["valid"], one["warnings"]) for one in reported] == [(True, [])] * 3
+
+
+def test_the_definition_of_pages_differs_only_in_how_it_extracts() -> None:
+    plain, pages = (yaml.safe_load(path.read_text()) for path in (PIPELINE, PAGES))
+    assert pages["nodes"][3:] == plain["nodes"][1:]
+    assert pages["on_failure"] == plain["on_failure"]
+    (extract,), (split, page, join) = plain["nodes"][:1], pages["nodes"][:3]
+    for name in ("resource_tag", "max_retries", "timeout_seconds", "cache"):
+        assert page[name] == extract[name]
+    assert (split["id"], join["id"], page["for_each"]["max_failures"]) == ("split", "extract", 0)
+    of_both = {**plain["params"]["properties"], "extractor": None}
+    assert {**pages["params"]["properties"], "extractor": None} == of_both
 
 
 def test_the_definitions_differ_only_in_the_two_conditions() -> None:

@@ -82,6 +82,7 @@ class TestTheSamples:
         for name, content in made.items():
             # By what is in the archive: how well it is packed depends on the machine.
             assert _contents(here[name]) == _contents(content), f"{name}: make it again"
+        assert tool["LONG"].read_bytes() == tool["long_invoice"]()
 
     @pytest.mark.parametrize("name", EXPECTED)
     def test_are_extracted_correctly(self, name):

@@ -15,10 +15,13 @@ from dovetail.documents.handlers import (
     build_document_processing_dag,
     create_review,
     extract,
+    extract_page,
+    join_pages,
     line_items,
     record_metrics,
     save_json,
     save_parquet,
+    split,
 )
 from dovetail.documents.metrics import connect_dag_signal
 
@@ -29,6 +32,8 @@ PIPELINE = Path(__file__).with_name("pipeline.yaml")
 """The definition `document_processing`."""
 ROUTED = Path(__file__).with_name("routed.yaml")
 """The definition `document_routing`: the same with two conditions."""
+PAGES = Path(__file__).with_name("pages.yaml")
+"""The definition `document_pages`: the same, with each page of a PDF extracted on its own."""
 
 _HOMES = {
     "batch_process_task": "dovetail.documents.tasks",
@@ -36,6 +41,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "PAGES",
     "PIPELINE",
     "ROUTED",
     "auto_approve",
@@ -43,11 +49,14 @@ __all__ = [
     "build_document_processing_dag",
     "create_review",
     "extract",
+    "extract_page",
+    "join_pages",
     "line_items",
     "process_document_task",
     "record_metrics",
     "save_json",
     "save_parquet",
+    "split",
 ]
 
 connect_dag_signal()

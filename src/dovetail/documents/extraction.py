@@ -1,4 +1,4 @@
-"""The node `extract`: the bytes of a file become fields, once for each content.
+"""The bytes of a file, or of one page of it, become fields, once for each content.
 
 Rules extract if no language model is configured, else the model does. The model gets the text and
 the schema of its answer; an answer that does not fit the schema is asked for again.
@@ -181,6 +181,14 @@ _KEPT = frozenset(
 )
 _NAMES = ("DOVETAIL_LLM_BASE_URL", "DOVETAIL_LLM_MODEL")
 
+BY_PAGES = ":pages"
+"""The end of an extractor's name if it extracts page by page: its results are others."""
+
+
+def is_result(found: Any) -> bool:
+    """Whether this has the keys of a result of `extract`."""
+    return isinstance(found, dict) and found.keys() == _KEPT
+
 
 def extractor_name(settings: Settings | None = None) -> str:
     """The extractor of this process: `rules-1`, or `model:<name>` if one is configured."""
@@ -222,9 +230,15 @@ def cached(sha256: str, out: str | Path, extractor: str | None = None) -> dict[s
 
 
 async def extract(
-    file_path: str | Path, out: str | Path, *, idempotency_key: str, sha256: str = ""
+    file_path: str | Path,
+    out: str | Path,
+    *,
+    idempotency_key: str,
+    sha256: str = "",
+    page: int | None = None,
 ) -> dict[str, Any]:
-    """The result for this document: `_KEPT`, equal for equal bytes and extractor.
+    """The result for this document, or for one page of it: `_KEPT`, equal for equal bytes, page
+    and extractor.
 
     `run_id` and `started_at` are those of the run that extracted it. The key begins with the
     run's id and differs in each attempt: else an endpoint that honours the key would repeat the
@@ -232,24 +246,59 @@ async def extract(
     """
     origin = _Origin(idempotency_key.partition(":")[0], time.time())
     extractor = extractor_name()
-    path = Path(file_path)
+    source = _Source(Path(file_path), Path(out), sha256, page)
     if extractor == rules.NAME:
-        return await asyncio.to_thread(_by_rules, path, out, sha256, origin)
+        return await asyncio.to_thread(_by_rules, source, origin)
     _warm_up()
     patience = model_seconds()
     try:
         async with asyncio.timeout(patience):
-            return await _by_model(path, out, sha256, extractor, origin, idempotency_key)
+            return await _by_model(source, extractor, origin, idempotency_key)
     except TimeoutError:
         raise RetryableError(
-            f"{path.name}: the model did not answer within {patience:g} s", type="timeout"
+            f"{source.name}: the model did not answer within {patience:g} s", type="timeout"
         ) from None
 
 
-async def _by_model(
-    path: Path, out: str | Path, sha256: str, extractor: str, origin: _Origin, key: str
-) -> dict[str, Any]:
-    data, entry, found = await asyncio.to_thread(_look, path, out, sha256, extractor)
+def load_unchanged(path: Path, sha256: str) -> tuple[bytes, str]:
+    """The bytes of a file and their hash, which must be `sha256` unless that is empty."""
+    data = reading.load(path)
+    digest = hashlib.sha256(data).hexdigest()
+    if sha256 and digest != sha256:
+        raise PermanentError(
+            f"{path.name}: it has changed since it was submitted; submit it again",
+            type="changed",
+        )
+    return data, digest
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """The file, or the page of it, that is extracted."""
+
+    path: Path
+    out: Path
+    sha256: str
+    page: int | None
+
+    @property
+    def name(self) -> str:
+        return self.path.name if self.page is None else f"{self.path.name}, page {self.page}"
+
+    def look(self, extractor: str) -> tuple[bytes, _Entry, dict[str, Any] | None]:
+        """The bytes, the place of their result, and the result if it is known."""
+        data, digest = load_unchanged(self.path, self.sha256)
+        if self.page is not None:
+            extractor = f"{extractor}{BY_PAGES}"
+        entry = _Entry(self.out, digest, extractor, self.page)
+        return data, entry, entry.load()
+
+    def read(self, data: bytes) -> reading.Reading:
+        return reading.parse(data, self.path, self.page)
+
+
+async def _by_model(source: _Source, extractor: str, origin: _Origin, key: str) -> dict[str, Any]:
+    data, entry, found = await asyncio.to_thread(source.look, extractor)
     pause = MIN_POLL_SECONDS
     # Not in a thread: it would go on to take the entry or write after a cancellation.
     while found is None and not entry.take():
@@ -260,7 +309,8 @@ async def _by_model(
         # The previous holder may have stored the result.
         found = found or entry.load()
         if found is None:
-            read = await asyncio.to_thread(reading.parse, data, path)
+            read = await asyncio.to_thread(source.read, data)
+            del data  # up to 50 MB, and the model may take minutes
             fields = await ask(read.text, idempotency_key=key)
             found = _record(entry, read, fields, origin)
             entry.keep(found)
@@ -289,10 +339,10 @@ def _warm_up() -> None:
     _is_warm = True
 
 
-def _by_rules(path: Path, out: str | Path, sha256: str, origin: _Origin) -> dict[str, Any]:
-    data, entry, found = _look(path, out, sha256, rules.NAME)
+def _by_rules(source: _Source, origin: _Origin) -> dict[str, Any]:
+    data, entry, found = source.look(rules.NAME)
     if found is None:
-        read = reading.parse(data, path)
+        read = source.read(data)
         found = _record(entry, read, rules.fields_of(read.text), origin)
         # If another process holds the entry, it stores the same result.
         if entry.take():
@@ -301,20 +351,6 @@ def _by_rules(path: Path, out: str | Path, sha256: str, origin: _Origin) -> dict
             finally:
                 entry.leave()
     return found
-
-
-def _look(
-    path: Path, out: str | Path, sha256: str, extractor: str
-) -> tuple[bytes, _Entry, dict[str, Any] | None]:
-    data = reading.load(path)
-    digest = hashlib.sha256(data).hexdigest()
-    if sha256 and digest != sha256:
-        raise PermanentError(
-            f"{path.name}: it has changed since it was submitted; submit it again",
-            type="changed",
-        )
-    entry = _Entry(out, digest, extractor)
-    return data, entry, entry.load()
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,11 +383,15 @@ class _Entry:
     may be missing or damaged, and the content is extracted again.
     """
 
-    def __init__(self, out: str | Path, sha256: str, extractor: str) -> None:
+    def __init__(
+        self, out: str | Path, sha256: str, extractor: str, page: int | None = None
+    ) -> None:
         self.sha256 = sha256
         self.extractor = extractor
         # `file_name`: a value from params must not become a path.
         name = f"{file_name(sha256)}-{file_name(extractor)}"
+        if page is not None:
+            name = f"{name}-{page}"
         self._path = Path(out) / ".cache" / file_name(sha256)[:2] / f"{name}.json"
         self._draft = f"{name}.draft"
         self._folder: Folder | None = None
@@ -367,8 +407,7 @@ class _Entry:
             if error.errno == errno.ELOOP:  # a link: not followed, gets replaced
                 return None
             raise
-        # Written by another version of Dovetail, or damaged.
-        if not isinstance(found, dict) or found.keys() != _KEPT:
+        if not is_result(found):  # written by another version of Dovetail, or damaged
             return None
         return found if found["sha256"] == self.sha256 else None
 

@@ -693,13 +693,17 @@ class SourceDocument:
     """This content was extracted before, at any path: extracting it again makes no call."""
 
 
-def source_document(path: str, out: Path, reviews: Reviews, extractor: str) -> SourceDocument:
-    """The file and its earlier results. An empty `extractor` matches any."""
-    from dovetail.documents.extraction import cached
+def source_document(
+    path: str, out: Path, reviews: Reviews, extractor: str, *, by_pages: bool = False
+) -> SourceDocument:
+    """The file and its earlier results. An empty `extractor` matches any that extracts documents
+    whole, or any that extracts them by pages."""
+    from dovetail.documents.extraction import BY_PAGES, cached
 
     name, sha256 = document_id(path), _content_hash(path)
     review = reviews.get(name)
-    is_done = _covers(review, path, sha256, extractor)
+    same_way = review is not None and review.extractor.endswith(BY_PAGES) == by_pages
+    is_done = same_way and _covers(review, path, sha256, extractor)
     is_known = is_done or bool(sha256 and extractor and cached(sha256, out, extractor))
     return SourceDocument(name, path, sha256, review, is_done, is_known)
 

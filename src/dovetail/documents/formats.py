@@ -4,8 +4,9 @@ It runs in a process of its own (`reading.py` starts it, by path), because a par
 can crash or hang, and in a thread it would take the worker with it. Therefore it imports nothing
 of Dovetail and bounds its own memory.
 
-A request is a line with kind and length, then the bytes. An answer is a line with its length, then
-JSON. The process ends when the caller closes the pipe.
+A request is a line with kind and length, then the bytes. Of a PDF also a part can be asked for: the
+kind `pdf:7` is its page 7, and `pdf:count` only counts its pages. An answer is a line with its
+length, then JSON. The process ends when the caller closes the pipe.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from typing import Any, BinaryIO
 MAX_CHARACTERS = 400_000
 """Twice what `reading.py` keeps."""
 MAX_PAGES = 300
+COUNT = "count"
+"""The part of a PDF that is only the number of its pages."""
 MAX_OCR_PAGES = 10
 OCR_SECONDS = 60
 OCR_DOTS_PER_INCH = 200
@@ -63,8 +66,9 @@ class UnreadableDocument(Exception):
 def parse(kind: str, data: bytes) -> dict[str, Any]:
     """Text, pages and warnings. Raises `UnreadableDocument`."""
     warnings: list[str] = []
+    kind, _, part = kind.partition(":")
     if kind == "pdf":
-        text, pages = _pdf(data, warnings)
+        text, pages = _pdf(data, part, warnings)
     elif kind == "docx":
         text, pages = _docx(data), 1
     elif kind == "html":
@@ -77,7 +81,8 @@ def parse(kind: str, data: bytes) -> dict[str, Any]:
 # --- PDF ---------------------------------------------------------------------------------------
 
 
-def _pdf(data: bytes, warnings: list[str]) -> tuple[str, int]:
+def _pdf(data: bytes, part: str, warnings: list[str]) -> tuple[str, int]:
+    """The text of the PDF, or of a part of it, and how many pages it has."""
     import pypdfium2  # type: ignore[import-untyped]
 
     try:
@@ -92,6 +97,8 @@ def _pdf(data: bytes, warnings: list[str]) -> tuple[str, int]:
         count = len(document)
         if count == 0:
             raise UnreadableDocument("corrupt", "the PDF has no pages")
+        if part:
+            return "" if part == COUNT else _page_text(document, int(part)), count
         texts, length, damaged = [], 0, 0
         for number in range(min(count, MAX_PAGES)):
             try:
@@ -114,6 +121,21 @@ def _pdf(data: bytes, warnings: list[str]) -> tuple[str, int]:
         if not text.strip() and _has_pictures(document):
             text = _scanned(document, warnings)
         return text, count
+
+
+def _page_text(document: Any, number: int) -> str:
+    """The text of one page, by OCR if it has only pictures."""
+    import pypdfium2
+    import pypdfium2.raw as raw  # type: ignore[import-untyped]
+
+    try:
+        page = document[number - 1]
+        text = "\n".join(_page_lines(page))
+    except (pypdfium2.PdfiumError, IndexError):  # no such page: the file has changed
+        raise UnreadableDocument("corrupt", "the page is damaged") from None
+    if text.strip() or not raw.FPDFPage_CountObjects(page):
+        return text
+    return _seen(_picture(page), "the page has no text, only pictures")
 
 
 def _page_lines(page: Any) -> Iterator[str]:
@@ -151,7 +173,7 @@ class _Word:
 
 
 def _words(page: Any) -> Iterator[_Word]:
-    import pypdfium2.raw as raw  # type: ignore[import-untyped]
+    import pypdfium2.raw as raw
 
     text_page = page.get_textpage()
     handle = text_page.raw
@@ -206,12 +228,12 @@ def _picture(page: Any) -> bytes:
     return b"P5 %d %d 255\n" % (bitmap.width, bitmap.height) + b"".join(lines)
 
 
-def _seen(picture: bytes) -> str:
+def _seen(picture: bytes, what: str = "it is a picture") -> str:
     program = shutil.which("tesseract")
     if program is None:
         raise UnreadableDocument(
             "no_ocr",
-            "it is a picture, and there is no 'tesseract' on PATH to read it; install it, as in: "
+            f"{what}, and there is no 'tesseract' on PATH to read it; install it, as in: "
             "apt install tesseract-ocr",
         )
     try:
@@ -431,7 +453,8 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
         except ModuleNotFoundError as error:
             answer = {"error": "missing_package", "message": error.name}
         except Exception as error:  # a library failed on a damaged file
-            what = f"it cannot be read as {kind}: {type(error).__name__} {error}"[:300]
+            name = kind.partition(":")[0]
+            what = f"it cannot be read as {name}: {type(error).__name__} {error}"[:300]
             answer = {"error": "corrupt", "message": what}
         # ASCII, because the text of a PDF can have lone surrogates.
         text = json.dumps(answer).encode("ascii")

@@ -191,6 +191,72 @@ async def extract(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
     return {**found, "document_id": document.id, "file_path": document.path}
 
 
+@handler("documents.split", max_retries=EXTRACT_RETRIES)
+def split(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
+    """Finds the numbers of the document's pages: those of a PDF, else one page.
+
+    The config may have the expected `sha256`. Nothing is written: `documents.extract_page` reads
+    its page from the document itself.
+    """
+    from dovetail.documents.extraction import load_unchanged
+    from dovetail.documents.reading import split as pages_of
+
+    document = DocumentRun.of(ctx)
+    _begin(document, ctx)
+    path = Path(document.path)
+    data, digest = load_unchanged(path, config.get("sha256") or "")
+    kind, count = pages_of(data, path)
+    return {"pages": list(range(1, count + 1)), "count": count, "kind": kind, "sha256": digest}
+
+
+@handler("documents.extract_page", max_retries=EXTRACT_RETRIES)
+async def extract_page(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
+    """Reads one page of the document and finds its fields, as `documents.extract` does.
+
+    The config has the `page`, from 1, and may have the expected `sha256` and `extractor`. A page
+    that can never be read gives its error as `left_out`, so that the others are kept.
+    """
+    from dovetail.documents.extraction import extract as fields_of
+    from dovetail.documents.pages import LEFT_OUT, LEFT_OUT_KEY
+
+    page = config.get("page")
+    if not isinstance(page, int) or isinstance(page, bool) or page < 1:
+        raise PermanentError(
+            f"config.page: {page!r} is no number of a page; give the item of "
+            '{for_each: "{{ split.pages }}"}, as in {page: "{{ item }}"}',
+            type="invalid_config",
+        )
+    document = DocumentRun.of(ctx)
+    try:
+        found = await fields_of(
+            document.path,
+            document.out,
+            idempotency_key=f"{ctx.idempotency_key}:{ctx.attempt}",
+            sha256=config.get("sha256") or "",
+            page=page,
+        )
+    except PermanentError as error:
+        if error.type not in LEFT_OUT:
+            raise
+        ctx.log.warning("%s", error)
+        return {LEFT_OUT_KEY: {"type": error.type, "message": str(error)}}
+    _check_extractor(config, found)
+    if config.get("sha256") and config.get("extractor"):
+        ctx.decided_by_config()  # both were checked
+    return found
+
+
+@handler("documents.join_pages", max_retries=0)
+def join_pages(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
+    """Joins the pages to the fields of the document, in the form of `documents.extract`.
+
+    It reads the output of its parent itself: the pages together may be too large for a config.
+    """
+    from dovetail.documents.pages import joined
+
+    return joined(next(iter(ctx.inputs.values()), None), ctx.run_id)
+
+
 @handler("documents.save_parquet", max_retries=SAVE_RETRIES)
 def save_parquet(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
     """Writes the fields as a Parquet file, partitioned by the day and type of the document."""
@@ -353,8 +419,12 @@ def build_document_processing_dag(
     out: str | Path | None = None,
     run_id: str | None = None,
     routed: bool = False,
+    pages: bool = False,
 ) -> WorkflowDAG:
     """The pipeline for one document, with the layers of `pipeline.yaml`, or of `routed.yaml`.
+
+    With `pages` each page of a PDF is extracted on its own, as in `pages.yaml`; it can be combined
+    with `routed`.
 
     `run_id` makes counting the document idempotent: pass the same id to start the same work again.
     The step `extract` waits for the rate limit only if it calls the model: not if rules extract,
@@ -369,15 +439,18 @@ def build_document_processing_dag(
     }
     run_id = run_id or os.urandom(8).hex()
     steps = _Steps(run_id, params)
-    dag = WorkflowDAG(
-        "document_routing" if routed else "document_processing", on_end=_settling(run_id, params)
-    )
-    dag.add_step(
-        "extract",
-        steps.waiting("extract", extract, _nothing),
-        resource_tag=RATE_LIMIT if _makes_a_call(params) else None,
-        max_retries=EXTRACT_RETRIES,
-    )
+    name = "document_pages" if pages else "document_routing" if routed else "document_processing"
+    dag = WorkflowDAG(name, on_end=_settling(run_id, params))
+    tag = RATE_LIMIT if _makes_a_call(params, pages=pages) else None
+    if pages:
+        _add_pages(dag, steps, tag)
+    else:
+        dag.add_step(
+            "extract",
+            steps.waiting("extract", extract, _nothing),
+            resource_tag=tag,
+            max_retries=EXTRACT_RETRIES,
+        )
     for name, fn in (
         ("save_parquet", save_parquet),
         ("save_json", save_json),
@@ -413,6 +486,20 @@ def build_document_processing_dag(
     return dag
 
 
+def _add_pages(dag: WorkflowDAG, steps: _Steps, tag: str | None) -> None:
+    """The steps `split`, `extract_page` and `extract`, which joins the pages."""
+    dag.add_step("split", steps.blocking("split", split, _nothing), max_retries=EXTRACT_RETRIES)
+    dag.add_step(
+        "extract_page",
+        steps.for_each_page("extract_page"),
+        depends_on=["split"],
+        for_each=lambda ctx: ctx["step_outputs"]["split"]["pages"],
+        resource_tag=tag,
+        max_retries=EXTRACT_RETRIES,
+    )
+    dag.add_step("extract", steps.joining("extract"), depends_on=["extract_page"])
+
+
 class _Steps:
     """Wraps handlers as steps of one run; each call gets its config and its own context."""
 
@@ -434,10 +521,28 @@ class _Steps:
 
         return step
 
-    def _context(self, name: str) -> Context:
+    def for_each_page(self, name: str) -> Step:
+        async def step(ctx: dict[str, Any]) -> Any:
+            config = {"page": ctx["item"], "sha256": ctx["step_outputs"]["split"]["sha256"]}
+            return await extract_page(config, self._context(f"{name}[{ctx['index']}]"))
+
+        return step
+
+    def joining(self, name: str) -> Step:
+        def step(ctx: dict[str, Any]) -> Any:
+            pages = {"extract_page": ctx["step_outputs"]["extract_page"]}
+            return join_pages({}, self._context(name, pages))
+
+        return step
+
+    def _context(self, name: str, inputs: dict[str, Any] | None = None) -> Context:
         self._starts[name] += 1
         return Context(
-            run_id=self._run_id, node_id=name, attempt=self._starts[name], params=self._params
+            run_id=self._run_id,
+            node_id=name,
+            attempt=self._starts[name],
+            params=self._params,
+            inputs=inputs,
         )
 
 
@@ -468,13 +573,18 @@ def _saved_paths(outputs: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _makes_a_call(params: dict[str, Any]) -> bool:
-    """Whether the extraction calls a model: not if rules extract, not for known content."""
+def _makes_a_call(params: dict[str, Any], *, pages: bool) -> bool:
+    """Whether the extraction calls a model: not if rules extract, not for known content.
+
+    Which pages of a document are known is not looked up.
+    """
     from dovetail.documents import extraction, rules
 
     extractor = extraction.extractor_name()
     if extractor == rules.NAME:
         return False
+    if pages:
+        return True
     try:
         sha256 = extraction.content_hash(params["file_path"])
     except (OSError, PermanentError):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import codecs
 import errno
+import math
 import os
 import queue
 import re
@@ -29,7 +30,7 @@ import orjson
 
 from dovetail import PermanentError, RetryableError
 from dovetail.documents.files import opened_file
-from dovetail.documents.formats import MAX_MEMORY
+from dovetail.documents.formats import COUNT, MAX_MEMORY, MAX_PAGES
 
 # --- readers -----------------------------------------------------------------------------------
 
@@ -230,7 +231,8 @@ def _how_it_ended(code: int, peak_bytes: int, kind: str, path: Path) -> str:
         ) from None
     if -code in _CRASHES:
         raise PermanentError(
-            f"{path.name}: the reader of {kind} crashes on it ({signal.Signals(-code).name})",
+            f"{path.name}: the reader of {kind.partition(':')[0]} crashes on it "
+            f"({signal.Signals(-code).name})",
             type="corrupt",
         ) from None
     return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
@@ -241,6 +243,9 @@ def _how_it_ended(code: int, peak_bytes: int, kind: str, path: Path) -> str:
 MAX_TEXT_LENGTH = 200_000
 MAX_BYTES = 50_000_000
 MAX_BYTES_SETTING = "DOVETAIL_DOCUMENTS_MAX_BYTES"
+MAX_PAGES_SETTING = "DOVETAIL_DOCUMENTS_MAX_PAGES"
+MAX_ALLOWED_PAGES = 10_000
+"""What the setting may be: the numbers of the pages are one output."""
 
 _NOT_OPENED = {
     errno.ENOENT: ("not_found", "there is no such file"),
@@ -354,13 +359,22 @@ def _all_of(file: int, path: Path, limit: int) -> bytes:
 
 def max_bytes() -> int:
     """How large a document may be."""
-    given = os.environ.get(MAX_BYTES_SETTING, "").strip()
+    return _limit(MAX_BYTES_SETTING, "bytes", MAX_BYTES)
+
+
+def max_pages() -> int:
+    """How many pages a document may have that is split into them."""
+    return _limit(MAX_PAGES_SETTING, "pages", MAX_PAGES, MAX_ALLOWED_PAGES)
+
+
+def _limit(setting: str, unit: str, default: int, most: float = math.inf) -> int:
+    given = os.environ.get(setting, "").strip()
     if not given:
-        return MAX_BYTES
-    if not given.isascii() or not given.isdigit() or int(given) < 1:
+        return default
+    if not given.isascii() or not given.isdigit() or not 1 <= int(given) <= most:
+        bound = "" if most == math.inf else f" from 1 to {most}"
         raise PermanentError(
-            f"{MAX_BYTES_SETTING} must be a number of bytes, as in {MAX_BYTES}",
-            type="invalid_config",
+            f"{setting} must be a number of {unit}{bound}, as in {default}", type="invalid_config"
         )
     return int(given)
 
@@ -375,8 +389,29 @@ def _too_large(path: Path, size: str, limit: int) -> PermanentError:
 # --- text --------------------------------------------------------------------------------------
 
 
-def parse(data: bytes, path: Path) -> Reading:
-    """The text in these bytes; the path is used in messages only."""
+def split(data: bytes, path: Path) -> tuple[str, int]:
+    """The kind of a document, and how many pages it is split into: one, unless it is a PDF.
+
+    Raises `PermanentError` if it has more pages than it may.
+    """
+    kind = _kind(data, path)
+    if kind != "pdf":
+        return kind, 1
+    pages, limit = int(ask_reader(f"pdf:{COUNT}", data, path)["pages"]), max_pages()
+    if pages > limit:
+        raise PermanentError(
+            f"{path.name}: {pages:,} pages, at most {limit:,} are extracted one by one; "
+            f"{MAX_PAGES_SETTING} raises that, up to {MAX_ALLOWED_PAGES:,}",
+            type="too_large",
+        )
+    return kind, pages
+
+
+def parse(data: bytes, path: Path, page: int | None = None) -> Reading:
+    """The text in these bytes, of a PDF on request only that of one page, from 1.
+
+    The path is used in messages only.
+    """
     kind = _kind(data, path)
     pages, warnings = 1, []
     if kind == "txt":
@@ -384,7 +419,10 @@ def parse(data: bytes, path: Path) -> Reading:
     else:
         if kind == "html":
             data = _decoded(data).encode("utf-8", "replace")
-        answer = ask_reader(kind, data, path)
+        if kind == "pdf" and page is not None:
+            answer = ask_reader(f"pdf:{page}", data, path.with_name(f"{path.name}, page {page}"))
+        else:
+            answer = ask_reader(kind, data, path)
         text, pages, warnings = answer["text"], answer["pages"], answer["warnings"]
     text = _clean(text)
     if not text:

@@ -55,9 +55,11 @@ class DocumentRequest(Request):  # type: ignore[misc]
     bind=True, base=DagTask, name=DOCUMENT_TASK, Request=DocumentRequest
 )
 def process_document_task(
-    self: DagTask, document_id: str, file_path: str, out: str | None = None
+    self: DagTask, document_id: str, file_path: str, out: str | None = None, pages: bool = False
 ) -> dict[str, Any]:
     """Process one document in this task; gives `WorkflowResult.to_dict()` with its `document_id`.
+
+    With `pages` each page of a PDF is extracted on its own.
 
     A document that cannot be processed is a result with the status FAILED, not a failed task.
     """
@@ -66,7 +68,9 @@ def process_document_task(
     def build(context: dict[str, Any]) -> WorkflowDAG:
         from dovetail.documents.handlers import build_document_processing_dag
 
-        return build_document_processing_dag(document_id, file_path, out=out, run_id=task_id)
+        return build_document_processing_dag(
+            document_id, file_path, out=out, run_id=task_id, pages=pages
+        )
 
     return {"document_id": document_id, **self.run_here(build, {"doc_id": document_id})}
 
@@ -97,6 +101,7 @@ def batch_process_task(
     documents: Sequence[Mapping[str, str] | Sequence[str]],
     out: str | None = None,
     *,
+    pages: bool = False,
     waiting: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """Process documents, each in a task of its own, and return their outcomes.
@@ -104,24 +109,29 @@ def batch_process_task(
     Returns `documents` (how many), `completed`, `failed`, `cached`, `lost`, `duration`,
     `docs_per_hour`, and `results` in the order of the documents, each with `document_id`,
     `file_path`, `status`, `error`, `duration`, `confidence`. Called as a function, or where tasks
-    are eager, it processes them here, one after the other. `waiting` is the task's own.
+    are eager, it processes them here, one after the other. With `pages` each page of a PDF is
+    extracted on its own. `waiting` is the task's own.
     """
     batch = _read(documents)
     if self.request.called_directly or self.request.is_eager:
         began = time.time()
-        done = [process_document_task.apply((*one, out)).result for one in batch]
+        done = [process_document_task.apply((*one, out, pages)).result for one in batch]
         return _aggregate(batch, [result_of(one) for one in done], time.time() - began)
     task_ids = [f"{self.request.id}-{place}" for place in range(len(batch))]
     if waiting is None:
         waiting = {"since": time.time(), "ended": 0}
-        _send(self, batch, task_ids, out)
+        _send(self, batch, task_ids, out, pages=pages)
     since, ended = waiting["since"], int(waiting["ended"])
     ended += _ended_first(task_ids[ended:])
     waited = time.time() - since
     if ended < len(batch) and waited < MAX_WAIT_SECONDS:
         raise self.retry(
             args=(documents,),
-            kwargs={"out": out, "waiting": {"since": since, "ended": ended}},
+            kwargs={
+                "out": out,
+                "pages": pages,
+                "waiting": {"since": since, "ended": ended},
+            },
             countdown=min(max(MIN_CHECK_SECONDS, CHECK_SHARE * waited), MAX_CHECK_SECONDS),
         )
     results = DagGroup(self.request.id, task_ids).collect().results
@@ -168,7 +178,12 @@ def _read(documents: Any) -> list[DocumentTask]:
 
 
 def _send(
-    batch_task: DagTask, batch: list[DocumentTask], task_ids: list[str], out: str | None
+    batch_task: DagTask,
+    batch: list[DocumentTask],
+    task_ids: list[str],
+    out: str | None,
+    *,
+    pages: bool = False,
 ) -> None:
     """As one group, under ids that a redelivered batch uses again."""
     if isinstance(process_document_task.backend, DisabledBackend):
@@ -180,7 +195,7 @@ def _send(
     if not batch_task.app.conf.task_routes:  # else the routes name the queue
         where = {"queue": batch_task.request.delivery_info["routing_key"]}
     signatures = [
-        process_document_task.s(*one, out).set(task_id=task_id, **where)
+        process_document_task.s(*one, out, pages).set(task_id=task_id, **where)
         for one, task_id in zip(batch, task_ids, strict=True)
     ]
     if signatures:

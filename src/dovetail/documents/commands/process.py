@@ -58,7 +58,7 @@ from dovetail.core.errors import (
     PermanentError,
 )
 from dovetail.core.states import NodeStatus, RunStatus
-from dovetail.documents import PIPELINE, ROUTED
+from dovetail.documents import PAGES, PIPELINE, ROUTED
 from dovetail.documents.commands import Out, folder_of, typed_out
 from dovetail.documents.commands.reviews import HEAD, SURE, document_row, warnings_in
 from dovetail.documents.files import (
@@ -106,6 +106,10 @@ def process(
         bool,
         typer.Option("--routed", help="Approve what is sure (0.8) at once, list items apart."),
     ] = False,
+    pages: Annotated[
+        bool,
+        typer.Option("--pages", help="Extract each page of a PDF on its own, then join them."),
+    ] = False,
     concurrency: Annotated[
         int | None,
         typer.Option(
@@ -126,6 +130,8 @@ def process(
     from dovetail.handlers.builtin import load_registry
     from dovetail.telemetry.logs import show_logs
 
+    if routed and pages:
+        raise InvalidInput("--routed and --pages are two workflows: choose one of them")
     settings = target_settings()
     shared = is_shared(settings)
     if concurrency is not None and not shared:
@@ -139,9 +145,10 @@ def process(
     work = Work(
         files=found.files,
         out=folder,
-        definition=_definition(settings, routed=routed),
-        extractor=_extractor(settings),
+        definition=_definition(settings, ROUTED if routed else PAGES if pages else PIPELINE),
+        extractor=_extractor(settings, pages=pages),
         routed=routed,
+        pages=pages,
         in_flight=concurrency if shared else None,
     )
     with document_if(as_json) as write:
@@ -164,31 +171,30 @@ def process(
         return runs.run(print_end)
 
 
-def _extractor(settings: Settings) -> str:
+def _extractor(settings: Settings, *, pages: bool) -> str:
     """The name of the extractor; empty where only the workers know it."""
-    from dovetail.documents.extraction import extractor_name
-    from dovetail.documents.reading import max_bytes
+    from dovetail.documents.extraction import BY_PAGES, extractor_name
+    from dovetail.documents.reading import max_bytes, max_pages
 
     try:
-        max_bytes()  # an invalid setting is an error before any run is made
+        max_bytes(), max_pages()  # an invalid setting is an error before any run is made
         if is_shared(settings) and settings.llm_base_url is None:
             return ""
-        return extractor_name(settings)
+        return f"{extractor_name(settings)}{BY_PAGES if pages else ''}"
     except PermanentError as error:
         raise InvalidInput(str(error)) from None
 
 
-def _definition(settings: Settings, *, routed: bool) -> dict[str, Any]:
+def _definition(settings: Settings, path: Path) -> dict[str, Any]:
     """The workflow. Without a language model no node needs a rate limit."""
     from dovetail.wiring.embedded import definition_limits
 
-    file = File(str(ROUTED if routed else PIPELINE), definition_limits(settings))
+    file = File(str(path), definition_limits(settings))
     definition: dict[str, Any] = file.parse().data
     if not is_shared(settings) and settings.llm_base_url is None:
         definition = copy.deepcopy(definition)
         for node in definition["nodes"]:
-            if node["id"] == "extract":
-                node.pop("resource_tag", None)
+            node.pop("resource_tag", None)
     return definition
 
 
@@ -357,7 +363,6 @@ class DocumentCounts(BatchCounts):
 
 
 EXTRACT = "extract"
-HANDLER = "documents.extract"
 MODULE = "dovetail.documents"
 MAX_ON_SERVER = 100
 """Documents in flight where each that is waited for holds a connection."""
@@ -378,6 +383,7 @@ class Work:
     extractor: str
     """Empty where only the workers know it."""
     routed: bool
+    pages: bool
     in_flight: int | None
     """So many at once at most, if the command line says so."""
 
@@ -388,9 +394,13 @@ class Work:
     @property
     def tag(self) -> str | None:
         """The rate limit of whatever asks the model."""
-        nodes = {node["id"]: node for node in self.definition["nodes"]}
-        tag = nodes[EXTRACT].get("resource_tag")
-        return None if tag is None else str(tag)
+        tags = (node.get("resource_tag") for node in self.definition["nodes"])
+        return next((str(tag) for tag in tags if tag is not None), None)
+
+    @property
+    def handler(self) -> str:
+        """A handler that its workers must have."""
+        return str(self.definition["nodes"][0]["handler"])
 
     def params(self, document: SourceDocument) -> dict[str, str]:
         return {
@@ -517,7 +527,8 @@ class DocumentRuns:
             queue.put_nowait(None)
 
     def _look(self, path: str) -> SourceDocument:
-        return source_document(path, self.work.out, self._reviews, self.work.extractor)
+        work = self.work
+        return source_document(path, work.out, self._reviews, work.extractor, by_pages=work.pages)
 
     def _calls_the_model(self, document: SourceDocument) -> bool:
         calls = not document.is_known and document.sha256 not in self._seen
@@ -622,12 +633,12 @@ class DocumentRuns:
 
     async def _say_who_works(self, commands: EngineApi) -> None:
         served = await commands.served_handlers()
-        if served is None or HANDLER in served:
+        if served is None or self.work.handler in served:
             return
         worker = f"dovetail worker --handlers {MODULE}"
         streams.complain(
             [
-                (f"no worker that is alive has {HANDLER}; start one with:  ", "wait"),
+                (f"no worker that is alive has {self.work.handler}; start one with:  ", "wait"),
                 (worker, "bold"),
                 ("      it must see the same paths", "dim"),
             ]
