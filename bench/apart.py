@@ -53,11 +53,14 @@ class Answer(NamedTuple):
 
 
 class SeparateProcess:
-    """`opener` is "module:function" of this folder, called there with these arguments."""
+    """`opener` is "module:function" of this folder, called there with these arguments.
 
-    def __init__(self, opener: str, **arguments: Any) -> None:
+    `python` is that of another environment, for work whose packages do not fit into ours.
+    """
+
+    def __init__(self, opener: str, *, python: str = sys.executable, **arguments: Any) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, str(HERE / "apart.py")],
+            [python, str(HERE / "apart.py")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -69,6 +72,10 @@ class SeparateProcess:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def call(self, name: str) -> Answer:
         """Raises `Failed`, after which it is of no more use."""

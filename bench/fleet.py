@@ -82,6 +82,7 @@ def _process(words: Sequence[str], environment: Mapping[str, str]) -> subprocess
         env=os.environ | {"PYTHONPATH": _modules()} | environment,
         cwd=HERE,
         stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,  # with --json ours is one document
         preexec_fn=_end_with_parent,
     )
 

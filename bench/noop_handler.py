@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from dovetail import Context, handler
@@ -10,4 +11,7 @@ from workloads import node
 
 @handler(max_retries=0)
 async def noop(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
-    return node(*config["of"])
+    output = node(*config["of"])
+    if "bytes" in config:  # random: PostgreSQL compresses texts
+        output["text"] = os.urandom(config["bytes"] // 2).hex()
+    return output

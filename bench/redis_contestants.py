@@ -16,6 +16,7 @@ import asyncio
 import os
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -27,6 +28,8 @@ from workloads import Workload, definition
 
 START_SECONDS = 60.0
 POLL_SECONDS = 0.05
+MAX_CHECKED_RUNS = 500
+"""Of a batch: what one page of it has."""
 ORCHESTRATOR = ["-m", "dovetail", "orchestrator"]
 WORKER = ["-m", "dovetail", "worker", "--handlers", str(HERE / "noop_handler.py")]
 CONCURRENCY = {"streams": "128", "celery": "2"}
@@ -71,7 +74,7 @@ def dovetail(
             return lambda: loop.run_until_complete(work())
 
         for work in (Workload(**each) for each in works):
-            loop.run_until_complete(_registered(commands, work))
+            loop.run_until_complete(registered(commands, definition(work)))
             client = _Client(commands, work)
             calls[work.name] = cpu_taken(in_loop(client.run))
             calls[f"check {work.name}"] = in_loop(client.check)
@@ -103,20 +106,21 @@ class _Client:
         commands, work = self._commands, self._work
         ids = [self._last]
         if work.runs > 1:
-            batch = await commands.get_batch(self._last, limit=work.runs)
+            batch = await commands.get_batch(self._last, limit=min(work.runs, MAX_CHECKED_RUNS))
             ids = [run["run_id"] for run in batch["runs"]]
+            work = replace(work, runs=min(work.runs, MAX_CHECKED_RUNS))
         runs = [await commands.store.load(run_id) for run_id in ids]
         work.check([run.node(name).output for run in runs for name in work.exits])
 
 
-async def _registered(commands: Any, work: Workload) -> None:
+async def registered(commands: Any, flow: dict[str, Any]) -> None:
     """As soon as a worker has said that it knows the handler."""
     from dovetail.core.errors import InvalidDefinition
 
     async with asyncio.timeout(START_SECONDS):
         while True:
             try:
-                await commands.register(definition(work))
+                await commands.register(flow)
                 return
             except InvalidDefinition:
                 await asyncio.sleep(POLL_SECONDS)

@@ -8,12 +8,15 @@
     ./dev bench --api                over HTTP, beside a bare route that writes a row: four
     ./dev bench --documents          the document pipeline: eleven, and only when asked for
     ./dev bench --page               the web page in a browser: six, and only when asked for
+    ./dev bench --map                a map over a list, beside Prefect, Dask, DBOS and Celery: five,
+                                     and only when asked for
+    ./dev bench --only capacity      CPU of each process, simulation: six, and only when asked for
     ./dev bench --only fan1000       one workload, in memory, on a file and over Redis
     ./dev bench --check              exits 1 if a target is missed
     ./dev bench --json > out.json    the numbers, every single time included
 
-What is timed is said in contestants.py, durable.py, redis_contestants.py and burden.py, how in
-measuring.py. This file only puts them together.
+What is timed is said in contestants.py, durable.py, redis_contestants.py, burden.py and maps.py,
+how in measuring.py. This file only puts them together.
 """
 
 from __future__ import annotations
@@ -35,10 +38,12 @@ from typing import Any
 
 import api
 import burden
+import capacity
 import celery_transport
 import distributed
 import documents
 import durable
+import maps
 import page
 import redis_contestants
 import workloads
@@ -70,7 +75,9 @@ ALL_CONTESTANTS: dict[str, dict[str, Any]] = {
     "celery": celery_transport.CONTESTANTS,
 }
 COMPETITIONS = list(ALL_CONTESTANTS)
-OTHERS = ["scaling", "validation", "memory", "history", "api", "documents", "page"]
+OTHERS = ["scaling", "validation", "memory", "history", "api"]
+OTHERS += ["documents", "page", "map", "capacity"]  # only when they are asked for
+MAX_CAPACITY_ROUNDS = 5
 ENOUGH_SECONDS = 60.0
 """A workload of the durable part is not measured for longer, as soon as it has its 3 rounds."""
 TOO_SLOW_SECONDS = 25.0
@@ -143,6 +150,20 @@ def main() -> int:
         report["verdicts"] += page.verdicts(report["page"], verdict)
         if not options.json:
             print("\n" + page.table(report["page"]))
+    if "map" in (options.only or []):  # not by itself: its peers have an environment of their own
+        with scratch() as folder:
+            names = chosen(maps.CONTESTANTS, options)
+            report["map"] = maps.measure(
+                names, partial(within_reason, options=options), folder, say
+            )
+        if not options.json:
+            print("\n" + maps.table(report["map"]))
+    if "capacity" in (options.only or []):  # not by itself: it is for docs/scaling.md
+        count = min(MAX_CAPACITY_ROUNDS, options.rounds)
+        report["capacity"] = capacity.measure(count, min(1, options.warmup), say)
+        report["verdicts"] += capacity.verdicts(report["capacity"], verdict)
+        if not options.json:
+            print("\n" + capacity.table(report["capacity"]))
     if options.json:
         print(json.dumps(report, indent=2))
     else:
@@ -190,9 +211,14 @@ def parse() -> argparse.Namespace:
         "--page", action="append_const", dest="only", const="page", help="the same as --only page"
     )
     parser.add_argument(
+        "--map", action="append_const", dest="only", const="map", help="the same as --only map"
+    )
+    parser.add_argument(
         "--contestant",
         action="append",
-        choices=[name for part in ALL_CONTESTANTS.values() for name in part],
+        choices=list(
+            dict.fromkeys(n for part in [*ALL_CONTESTANTS.values(), maps.CONTESTANTS] for n in part)
+        ),
         help="repeatable; else all",
     )
     parser.add_argument("--json", action="store_true", help="numbers instead of tables")

@@ -25,6 +25,8 @@ class Workload:
     """What each of them must have counted up to."""
     runs: int = 1
     """How many runs of the graph are started at once."""
+    bytes: int = 0
+    """A text of this size is in the output of each node, and so in the input of its children."""
 
     @property
     def nodes(self) -> int:
@@ -32,6 +34,8 @@ class Workload:
 
     def check(self, outputs: Outputs) -> None:
         """The outputs of the exits, run after run."""
+        if self.bytes:
+            outputs = [{"n": output["n"]} for output in outputs]
         expected = [{"n": self.depth}] * len(self.exits) * self.runs
         assert outputs == expected, f"{self.name}: {outputs[:3]}…"
 
@@ -111,7 +115,8 @@ def definition(workload: Workload) -> dict[str, Any]:
                 "id": name,
                 "handler": "noop",
                 "dependencies": parents,
-                "config": {"of": [f"{{{{ {parent} }}}}" for parent in parents]},
+                "config": {"of": [f"{{{{ {parent} }}}}" for parent in parents]}
+                | ({"bytes": workload.bytes} if workload.bytes else {}),
             }
             for name, parents in workload.graph.items()
         ],

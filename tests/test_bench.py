@@ -64,6 +64,30 @@ def test_a_contestant_passes_outputs_along_every_edge(bench: Any, name: str) -> 
         workload.check(run())  # a second time: the graph is built once and run often
 
 
+def test_the_map_of_the_bench_adds_up_in_the_library_and_embedded(
+    bench: Any, tmp_path: Path
+) -> None:
+    with bench.maps.library() as job:
+        job.calls["run"]()
+    with bench.maps.embedded(str(tmp_path)) as job:
+        job.calls["run"]()
+    with pytest.raises(AssertionError, match="7 instead of 500500"):
+        bench.maps.checked(lambda: 7)()
+
+
+def test_a_peer_of_the_map_that_is_missing_has_a_row_that_says_so(
+    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench.maps, "ENVIRONMENT", tmp_path / "nowhere")
+    names, once = ["dovetail library", "dask bag, 2 threads"], {"count": 1, "warmup": 0}
+    rows = bench.maps.measure(names, lambda _: once, tmp_path, lambda _: None)
+    assert rows["dovetail library"]["times"] == {"dovetail library": 1.0}
+    assert rows["dovetail library"]["cpu_seconds_per_item"] > 0
+    shown = bench.maps.table(rows).splitlines()
+    assert shown[1].split()[:3] == ["dovetail", "library", "process"]
+    assert shown[2].endswith("nowhere/bin/python; ./dev bench --map installs it")
+
+
 def test_a_wrong_value_at_the_end_is_noticed(bench: Any) -> None:
     workloads = import_module("workloads")
 

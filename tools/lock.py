@@ -27,6 +27,7 @@ SETS = {
     "boot": ["requirements/boot.in"],
     "client": ["requirements/client.in"],
     "editor": ["requirements/editor.in"],
+    "maps": ["requirements/maps.in"],
     "run": PROJECT,
     "test": [*PROJECT, "requirements/test.in", "-c", "requirements/run.txt"],
     "bench": [*PROJECT, "requirements/bench.in", "-c", "requirements/test.txt"],
