@@ -242,3 +242,21 @@ def test_queues_show_what_waits_what_is_parked_and_what_runs(api: Api, name: str
     assert queue["until"]["waiting"] == 0
     assert queue["until"]["workers"] == 1
     api.post(f"/runs/{run_id}/cancel")
+
+
+def test_queues_look_at_every_run_that_goes_on(api: Api, name: str) -> None:
+    tag = f"tag-{name}"
+    assert api("PUT", f"/rate-limits/{tag}", json={"rate_per_second": 0.001}).status_code == 200
+    api.register({"name": name, "nodes": [{"id": "a", "handler": "input", "resource_tag": tag}]})
+    batch = api.post(f"/workflows/{name}/batches", {"items": [{}] * 80})["batch_id"]
+
+    def seen() -> dict[str, Any] | None:
+        found: dict[str, Any] = api.get("/queues")
+        parked = {one["tag"]: one["nodes"] for one in found["parked"]}
+        return found if parked.get(tag) == 79 else None
+
+    found = wait_for(seen, "one node has run, and all others are parked")
+    assert found["complete"]
+    assert found["looked_at"] >= 79
+    runs = api.get(f"/batches/{batch}?limit=100")["runs"]
+    api.post("/runs/cancel", {"run_ids": [one["run_id"] for one in runs]}, status=200)

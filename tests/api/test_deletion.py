@@ -213,10 +213,10 @@ def test_prune_deletes_by_age_since_the_end_by_status_and_by_workflow(
     assert pruned("--older-than", "0", "--workflow", f"{name}-slow") == 0
     (server.folder / name).touch()
     assert api.finished(going_on)["status"] == "COMPLETED"
-    time.sleep(1.1)
+    time.sleep(3.1)  # so that a slow start of the command does not make the last one old
     last = finished_run(api, f"{name}")
-    assert pruned("--older-than", "1s", "--workflow", name) == 0
-    assert pruned("--older-than", "1s", "--workflow", f"{name}-slow") == 1, "its end counts"
+    assert pruned("--older-than", "3s", "--workflow", name) == 0
+    assert pruned("--older-than", "3s", "--workflow", f"{name}-slow") == 1, "its end counts"
     assert listed(api, name) == {last}
 
 

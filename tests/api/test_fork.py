@@ -126,6 +126,11 @@ def test_what_a_fork_cannot_be_made_of_is_refused(
     assert (error["code"], error["path"]) == ("unknown_handler", "nodes[0].handler")
     for body in ({"form": "mid"}, {"from": 7}, {"definition": "x"}, {"dry_run": 1}):
         assert api("POST", path, json=body).status_code == 422, body
+    for dry_run in (False, True):  # a preview refuses what the fork would refuse
+        for key in ("", "k" * 256):
+            headers = {"idempotency-key": key}
+            answer = api("POST", path, json={"dry_run": dry_run}, headers=headers)
+            assert answer.status_code == 422, (key, dry_run)
 
 
 def test_one_key_makes_one_fork_and_belongs_to_the_run_that_is_forked(

@@ -127,6 +127,9 @@ def test_the_items_of_a_node_are_listed_in_pages(api: Api, name: str) -> None:
     assert end["items"] is None
     page = api.get(f"/runs/{run_id}/nodes/each/items?limit=2")
     assert page["counts"] == each["items"]
+    detail = api.get(f"/runs/{run_id}/nodes/each")
+    assert (detail["template"], detail["config"]) == ({"x": "{{ item }}{{ index }}"}, None)
+    assert "rendered for each item" in detail["config_error"]
     first = page["items"][0]
     assert first.keys() == {
         *("index", "status", "attempt", "worker", "started_at", "finished_at"),
@@ -147,6 +150,12 @@ def test_items_that_are_not_there_are_404_and_wrong_queries_422(api: Api, name: 
     run_id = run_of(api, name, mapped([1, 2], x="{{ item }}"), node("b", "input"))
     for path in ("nodes/b/items", "nodes/x/items", "nodes/each[2]/output", "nodes/each[0]/items"):
         assert api("GET", f"/runs/{run_id}/{path}").status_code == 404, path
+    for path in ("nodes/each[1]", "nodes/each[1]/items", "logs?node=each[1]"):
+        said = api("GET", f"/runs/{run_id}/{path}").json()["detail"]
+        assert f"/runs/{run_id}/nodes/each/items" in said, path
+        assert "`node=each` and `item=1`" in said
+    said = api("GET", f"/runs/{run_id}/nodes/b[0]").json()["detail"]
+    assert "node 'b' has no for_each" in said
     for query in ("status=BAD", "cursor=x", "limit=0", "cursor=-1"):
         answer = api("GET", f"/runs/{run_id}/nodes/each/items?{query}")
         assert answer.status_code == 422, query

@@ -96,6 +96,14 @@ def test_two_authorization_headers_are_refused(guarded: Server) -> None:
     assert guarded.client()("GET", "/runs", headers=headers).status_code == 401
 
 
+def test_a_token_can_ask_what_it_may_do(guarded: Server, api: Api) -> None:
+    for token, scope in (("full-token", "full"), ("reading", "read")):
+        known = guarded.client(**bearer(token)).get("/me")
+        assert known == {"name": sha256(token.encode()).hexdigest()[:8], "scope": scope}
+    assert guarded.client()("GET", "/me").status_code == 401
+    assert api.get("/me") == {"name": "anonymous", "scope": "full"}  # a server without tokens
+
+
 @pytest.mark.parametrize(
     ("host", "status"),
     [

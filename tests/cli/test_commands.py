@@ -131,7 +131,7 @@ def test_help_names_every_command(command: Command) -> None:
     done = command("--help")
     assert done.code == 0
     names = "run trigger batch batches validate graph new schema handlers doctor runs"
-    names += " workflows limits"
+    names += " workflows limits queues dead-letters"
     for name in names.split():
         assert f"\n  {name} " in done.out
 
@@ -147,6 +147,7 @@ def test_help_names_every_command(command: Command) -> None:
         ("batches", "list show"),
         ("workflows", "register list show diff delete alias unalias history"),
         ("limits", "list set history"),
+        ("dead-letters", "list requeue drop"),
     ],
 )
 def test_help_of_a_group_names_every_command_of_it_in_full_sentences(
@@ -160,7 +161,7 @@ def test_help_of_a_group_names_every_command_of_it_in_full_sentences(
         assert command(group, name, "--help").code == 0
 
 
-@pytest.mark.parametrize("words", ["runs", "runs retry", "workflows show", "batch"])
+@pytest.mark.parametrize("words", ["runs", "runs retry", "workflows show", "batch", "dead-letters"])
 def test_help_of_a_command_imports_only_what_help_needs(words: str) -> None:
     # Not pydantic: Typer itself takes it to read arguments.
     script = (

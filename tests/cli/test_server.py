@@ -439,7 +439,7 @@ def test_doctor_reports_an_unreachable_server(command: Command) -> None:
     assert "start it there:  dovetail serve" in done.out
 
 
-@pytest.mark.parametrize("group", ["runs", "workflows", "limits", None])
+@pytest.mark.parametrize("group", ["runs", "workflows", "limits", "dead-letters", None])
 def test_every_runs_command_accepts_a_server(group: str | None) -> None:
     known: Any = get_group(app).commands
     commands = known if group is None else known[group].commands
@@ -449,7 +449,17 @@ def test_every_runs_command_accepts_a_server(group: str | None) -> None:
         if {"server", "token"} <= {option.name for option in commands[name].params}
     }
     if group is None:
-        found = {"trigger", "batch", "validate", "doctor", "handlers", "schema", "open", "mcp"}
+        found = {
+            "trigger",
+            "batch",
+            "validate",
+            "doctor",
+            "handlers",
+            "schema",
+            "open",
+            "mcp",
+            "queues",
+        }
         assert on_target == found
     else:
         assert on_target == set(commands)

@@ -193,13 +193,71 @@ def test_with_tokens_the_page_and_the_docs_ask_once_and_a_reader_is_told_so(
         page.get_by_label("Limit for the resource_tag").fill("mine")
         page.keyboard.press("Enter")
         page.get_by_label("starts a second").fill("3")
-        page.keyboard.press("Enter")
-        expect(page.get_by_role("alert")).to_contain_text("may only read")
+        expect(page.get_by_role("button", name="Save")).to_be_disabled()
+        expect(page.locator("header").get_by_text("read only")).to_be_visible()
         for closed in ("/documents", "/queues", "/batches"):
             assert server.client()("GET", closed).status_code == 401
         api = server.client(authorization="Bearer looks")
         assert api("DELETE", f"/dead-letters/{'0' * 32}").status_code == 403
         assert api("POST", "/documents/reviews/x/approve").status_code == 403
+    finally:
+        server.close()
+
+
+READ_ONLY = "This token may only read."
+
+
+def test_with_a_token_that_reads_no_button_writes_and_each_says_why(
+    tmp_path: Path, open_page: OpenPage
+) -> None:
+    write_inbox(tmp_path)
+    server = serve(tmp_path, "--handlers", "dovetail.documents", DOVETAIL_TOKENS="all,looks:read")
+    try:
+        process(tmp_path)
+        api = server.client(authorization="Bearer all")
+        run, _ = failing(server, api=api)
+        workflow = api.get(f"/runs/{run}")["workflow"]
+        api.register(api.get(f"/workflows/{workflow}")["definition"] | {"description": "changed"})
+        batch = api.post(f"/workflows/{workflow}/batches", {"items": [{}]})["batch_id"]
+        api("PUT", "/rate-limits/search_api", json={"rate_per_second": 5, "burst": 2})
+        running = api.post("/runs", {"definition": {"name": "w", "nodes": [
+            node("wait", "waits", file="never")]}})["run_id"]  # fmt: skip
+        document = api.get("/documents/reviews?limit=1")["items"][0]["document_id"]
+        writing = {
+            f"runs/{run}": ["Retry…", "Retry from here…", "Fork with a changed definition…"],
+            f"runs/{run}/nodes?node=fetch": ["Retry from here…", "Fork from here…", "Fork…"],
+            f"runs/{running}": ["Cancel…", "Fork…"],
+            f"workflows/{workflow}": ["Trigger", "Roll back to v1…", "New alias…"],
+            f"editor?workflow={workflow}": ["Try run…", "Register"],
+            f"batches/{batch}": ["Retry 1 failed"],
+            "operations/limits": ["Save"],
+            f"documents/{document}": ["Approve, next", "Save"],
+        }
+        page = open_page(server.url)
+        page.get_by_label("Token").fill("looks")
+        page.keyboard.press("Enter")
+        expect(page.get_by_text("read only")).to_be_visible()
+        for screen, names in writing.items():
+            page.goto(f"{server.url}/#/{screen}")
+            for name in names:
+                button = page.get_by_role("button", name=name, exact=True).first
+                expect(button, screen).to_be_disabled()
+                expect(button).to_have_attribute("title", READ_ONLY)
+        page.goto(f"{server.url}/#/runs")
+        page.get_by_role("checkbox").nth(1).check()
+        expect(page.get_by_role("button", name="Retry")).to_be_disabled()
+        page.goto(f"{server.url}/#/runs/{run}")
+        page.keyboard.press("Control+k")
+        page.get_by_role("combobox").fill("this")
+        expect(page.get_by_role("option", name="Copy the address of this screen")).to_be_visible()
+        expect(page.get_by_role("option", name="Retry this run")).to_have_count(0)
+        # Another token of the same tab may write.
+        page.keyboard.press("Escape")
+        page.get_by_role("button", name="Forget the token").click()
+        page.get_by_label("Token").fill("all")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("button", name="Retry…").first).to_be_enabled()
+        expect(page.get_by_text("read only")).to_have_count(0)
     finally:
         server.close()
 

@@ -238,3 +238,17 @@ def test_epochs_and_attempts_are_chosen_in_the_timeline(
     panel.get_by_role("button", name="attempt 1").first.click()
     expect(panel.locator(".failure")).to_contain_text("attempt 1 breaks")
     expect(page).to_have_url(re.compile(r"at=1\.1"))
+
+
+def test_the_minimap_is_there_only_while_a_part_of_the_graph_is_out_of_view(
+    server: Server, open_page: OpenPage
+) -> None:
+    for count, width in ((1, 1), (6, 2), (40, 8)):
+        page = open_page(f"{server.url}/#/runs/{started(server, layered(count, width))}/graph")
+        expect(page.locator(".boxes > *").first).to_be_visible()
+        expect(page.locator(".minimap"), f"{count} nodes").to_be_hidden()
+    for _ in range(6):
+        page.get_by_role("button", name="Zoom in").click()
+    expect(page.locator(".minimap")).to_be_visible()
+    page.get_by_role("button", name="Fit").click()
+    expect(page.locator(".minimap")).to_be_hidden()

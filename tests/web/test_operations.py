@@ -155,8 +155,9 @@ def test_a_batch_shows_its_failed_items_and_retries_them(
 
 
 def chosen(page: Page, words: str) -> None:
+    """The address has changed before the page draws its screen, which closes every dialog: wait
+    for something of the screen first."""
     expect(page.locator("dialog")).to_have_count(0)
-    page.wait_for_function("new Promise((seen) => requestAnimationFrame(() => seen(true)))")
     page.keyboard.press("Control+k")
     expect(page.get_by_role("combobox", name="Find a run")).to_be_focused()
     page.keyboard.type(words)
@@ -168,13 +169,14 @@ def test_the_palette_leads_to_runs_workflows_screens_and_actions_by_the_keyboard
     run_id, file = failing(server)
     workflow = server.client().get(f"/runs/{run_id}")["workflow"]
     page = open_page(server.url)
-    expect(page.locator("main")).to_be_visible()
+    expect(page.get_by_role("heading", name="Runs")).to_be_visible()
     chosen(page, workflow)
     options = page.get_by_role("option")
     expect(options.filter(has_text="workflow")).to_have_count(1)
     expect(options.filter(has_text=run_id[:8])).to_have_count(1)
     page.keyboard.press("Enter")
     expect(page).to_have_url(re.compile(f"#/workflows/{workflow}$"))
+    expect(page.get_by_role("heading", name=workflow)).to_be_visible()
     # Enter comes before the server has found the run.
     chosen(page, run_id[:8])
     page.keyboard.press("Enter")
@@ -191,6 +193,7 @@ def test_the_palette_leads_to_runs_workflows_screens_and_actions_by_the_keyboard
     chosen(page, "limits")
     page.keyboard.press("Enter")
     expect(page).to_have_url(re.compile("#/operations/limits$"))
+    expect(page.get_by_role("region", name="Rate limits")).to_be_visible()
     chosen(page, "no such thing")
     expect(page.get_by_text("Nothing is called so.")).to_be_visible()
     page.keyboard.press("Escape")

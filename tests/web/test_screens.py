@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from playwright.sync_api import expect
 
-from ..api.conftest import Server
+from ..api.conftest import Api, Server
 from .conftest import OpenPage, tab_to
 
 PAYLOAD = "<img src=x onerror=alert(1)><script>alert(2)</script>"
@@ -19,7 +19,7 @@ def node(id_: str, handler: str, *dependencies: str, **config: Any) -> dict[str,
     return {"id": id_, "handler": handler, "dependencies": list(dependencies), "config": config}
 
 
-def failing(server: Server, **config: Any) -> tuple[str, str]:
+def failing(server: Server, api: Api | None = None, **config: Any) -> tuple[str, str]:
     """A run that failed, and the name of the file that would mend it."""
     file = str(server.folder / uuid4().hex)
     definition = {
@@ -30,7 +30,7 @@ def failing(server: Server, **config: Any) -> tuple[str, str]:
             node("report", "gives", "fetch"),
         ],
     }
-    api = server.client()
+    api = api or server.client()
     name = api.register(definition)
     run_id = api.post(f"/workflows/{name}/runs", {"params": {}})["run_id"]
     assert api.finished(run_id)["status"] == "FAILED"
@@ -351,3 +351,29 @@ def test_a_run_of_2000_nodes_has_a_bounded_document(server: Server, open_page: O
     expect(page.get_by_role("link", name="n0 ").first).to_be_visible()
     page.mouse.wheel(0, 10_000_000)
     expect(page.get_by_role("listitem").last).to_contain_text("n1999")
+
+
+def test_long_names_are_cut_before_their_ends_and_nothing_is_wider_than_a_phone(
+    server: Server, open_page: OpenPage
+) -> None:
+    long = "n" * 190
+    nodes = [node(f"{long}_first", "gives", n=1), node(f"{long}_second", "gives", f"{long}_first")]
+    definition = {"name": "w" * 128, "description": "d" * 300, "nodes": nodes}
+    api = server.client()
+    api.register(definition)
+    run_id = api.post(f"/workflows/{definition['name']}/runs", {"params": {}})["run_id"]
+    api.finished(run_id)
+    page = open_page(server.url, viewport={"width": 390, "height": 844})
+    for tab in ("", "nodes", "timeline", "graph"):
+        page.goto(f"{server.url}/#/runs/{run_id}/{tab}")
+        expect(page.get_by_role("heading", level=1)).to_be_visible()
+        if tab:
+            end = page.locator(".cut > :last-child").filter(has_text="_second")
+            expect(end).to_be_visible()
+            box = end.bounding_box()
+            assert box is not None
+            assert 0 < box["x"] < box["x"] + box["width"] <= 390, tab
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, tab
+    page.goto(f"{server.url}/#/workflows/{definition['name']}")
+    expect(page.get_by_text("d" * 300)).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390

@@ -15,10 +15,11 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.routing import APIRoute
+from pydantic import Field
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
@@ -31,8 +32,25 @@ from dovetail.api.logs import LOG_FRAME
 from dovetail.api.middleware import Answered, Compression, Heads, RequestContext
 from dovetail.api.page import WebPage
 from dovetail.api.problems import KIND_OF, RETRY_AFTER, URN, answer_problems
-from dovetail.api.responses import BATCH, PREFIX, RUN, ProblemDetails, header, json_answer
-from dovetail.api.security import OPEN_PATHS, Guard, Tokens, opens_page, page_policy
+from dovetail.api.responses import (
+    BATCH,
+    PREFIX,
+    RUN,
+    ProblemDetails,
+    Reply,
+    header,
+    json_answer,
+    reply,
+)
+from dovetail.api.security import (
+    OPEN_PATHS,
+    Guard,
+    Tokens,
+    actor_of,
+    opens_page,
+    page_policy,
+    scope_of,
+)
 from dovetail.api.service import ApiService
 from dovetail.core.definition.model import definition_schema
 from dovetail.core.node_logs import LEVELS
@@ -66,17 +84,37 @@ async def docs(request: Request) -> Response:
     return HTMLResponse(page, headers=headers)
 
 
+me_router = APIRouter(tags=["about"])
+
+
+class Me(Reply):
+    name: str = Field(description="as histories name the caller; `anonymous` without tokens")
+    scope: Literal["full", "read"] = Field(description="`read`: every call that writes is a 403")
+
+
+@me_router.get(
+    "/me",
+    summary="Which token this is, and what it may do",
+    response_model=Me,
+    responses={200: reply({"name": "ci", "scope": "read"})},
+)
+async def me(request: Request) -> Response:
+    return json_answer({"name": actor_of(request), "scope": scope_of(request)})
+
+
+# A request tries them in this order, a microsecond for each call: the most used come first.
 _ROUTERS = (
-    (workflows.router, PREFIX),
-    (workflows.schema_router, PREFIX),
     (runs.router, PREFIX),
+    (workflows.router, PREFIX),
     (nodes.router, PREFIX),
     (events.router, PREFIX),
     (logs.router, PREFIX),
     (batches.router, PREFIX),
+    (workflows.schema_router, PREFIX),
     (operations.limits_router, PREFIX),
     (operations.limit_history_router, PREFIX),
     (operations.workers_router, PREFIX),
+    (me_router, PREFIX),
     (operations.health_router, ""),
     (operations.metrics_router, ""),
     (about_router, ""),
@@ -96,7 +134,7 @@ def create_app(
     Dovetail, under the same prefix and rules. `more` are routes beside the API, behind the same
     guard.
     """
-    routers = (*((router, PREFIX) for router in applications), *_ROUTERS)
+    routers = (*_ROUTERS, *((router, PREFIX) for router in applications))
     app = FastAPI(
         title="Dovetail",
         version=version,
@@ -193,8 +231,8 @@ def _put_examples(paths: Part, router: APIRouter, prefix: str) -> None:
         assert isinstance(route, APIRoute)  # noqa: S101
         for method in route.methods or ():
             replies = paths[prefix + route.path_format][method.lower()]["responses"]
-            for status, reply in route.responses.items():
-                for kind, content in reply.get("content", {}).items():
+            for status, example in route.responses.items():
+                for kind, content in example.get("content", {}).items():
                     if "example" in content:
                         replies[str(status)]["content"][kind]["example"] = content["example"]
 

@@ -58,7 +58,9 @@ class NodeDetails(NodeItem):
     config: dict[str, Any] | None = Field(
         description="as its last attempt got it, secrets as `***`; null before the node was ready"
     )
-    config_error: str | None = Field(description="why the config cannot be rendered")
+    config_error: str | None = Field(
+        description="why there is no config: it cannot be rendered, or it differs by item"
+    )
     inputs: dict[str, Any] = Field(description="the outputs of its dependencies that completed")
     why: Why | None = Field(
         description="why it waits, or was never started; null where its handler decided"

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from operator import itemgetter
 from typing import Any, Literal
@@ -38,14 +36,13 @@ from dovetail.api.responses import (
 )
 from dovetail.api.security import actor_of
 from dovetail.api.service import ApiService
-from dovetail.core.errors import BrokenRun, Conflict, NotFound, one_line
 from dovetail.core.outputs import ONLY_SIZES
 from dovetail.core.states import NodeStatus, RunStatus
 from dovetail.engine.api import ServedEngine
 from dovetail.engine.limits import FASTEST, LARGEST_BURST, SLOWEST
 from dovetail.engine.ports import RunQuery
-from dovetail.engine.views import run_work, timestamp
-from dovetail.engine.webhooks import WEBHOOKS
+from dovetail.engine.queues import read_queues
+from dovetail.engine.views import timestamp
 
 health_router = APIRouter(prefix="/health", tags=["health"])
 
@@ -321,6 +318,7 @@ class Queues(Reply):
     complete: bool = Field(
         description="false: `parked` and `running` are those of the newest runs only"
     )
+    looked_at: int = Field(description="how many runs `parked` and `running` were read from")
 
 
 _WORKER = {
@@ -372,15 +370,14 @@ async def workers(here: Here) -> Response:
     responses={200: reply({"items": [_DEAD_LETTER]})},
 )
 async def dead_letters(here: Here) -> Response:
-    return json_answer({"items": await here.fleet.dead_letters()})
+    return json_answer(await here.commands.dead_letters())
 
 
 @workers_router.delete(
     "/dead-letters/{letter_id}", summary="Drop a dead letter", status_code=204, responses={204: {}}
 )
 async def drop_dead_letter(letter_id: str, here: Here) -> Response:
-    if not await here.fleet.drop_dead_letter(letter_id):
-        raise _no_letter(letter_id)
+    await here.commands.drop_dead_letter(letter_id)
     return Response(status_code=204)
 
 
@@ -397,32 +394,7 @@ async def drop_dead_letter(letter_id: str, here: Here) -> Response:
 )
 async def requeue_dead_letter(letter_id: str, request: Request, here: Here) -> Response:
     await NO_FIELDS.read(request, here)
-    letters = await here.fleet.dead_letters()
-    letter = next((one for one in letters if one["letter_id"] == letter_id), None)
-    if letter is None:
-        raise _no_letter(letter_id)
-    if letter["stream"] == WEBHOOKS:
-        raise Conflict("this letter is a notification of a run, which is not sent again; drop it")
-    run_id = letter["fields"].get("run_id")
-    if not run_id:
-        # A message is stored redacted and escaped, so it cannot be sent again as it was.
-        raise Conflict("this letter names no run, so there is nothing to start again; drop it")
-    try:
-        run = await here.commands.retry(run_id, budget=ONLY_SIZES)
-    except NotFound:
-        raise Conflict("the run that this letter names is not there any more; drop it") from None
-    await here.fleet.drop_dead_letter(letter_id)
-    return json_answer({"letter_id": letter_id, "run_id": run.id, "status": run.status}, 202)
-
-
-def _no_letter(letter_id: str) -> NotFound:
-    return NotFound(f"there is no dead letter '{one_line(letter_id)}'; it may be dropped already")
-
-
-MAX_RUNS = 50
-MAX_RUNNING = 500
-LOOK_SECONDS = 1.0
-"""What runs and what is parked is read from the runs themselves: so many, for so long."""
+    return json_answer(await here.commands.requeue_dead_letter(letter_id), 202)
 
 
 @workers_router.get(
@@ -446,54 +418,17 @@ LOOK_SECONDS = 1.0
                     }
                 ],
                 "complete": True,
+                "looked_at": 3,
             }
         )
     },
 )
 async def queues(here: Here) -> Response:
-    alive = [one for one in await here.fleet.workers() if one["alive"]]
-    serving = Counter(name for worker in alive for name in worker["handlers"])
-    running, parked, complete = await _work(here.commands)
-    waiting = await here.fleet.waiting(Counter(one["handler"] for one in running))
-    items = [
-        {"handler": name, "waiting": count, "workers": serving[name]}
-        for name, count in sorted(waiting.items())
-    ]
-    limits = [
-        {
-            **await here.commands.rate_limit(tag),
-            "nodes": len(times),
-            "next_at": timestamp(min(times)),
-        }
-        for tag, times in sorted(parked.items())
-    ]
-    return json_answer({"items": items, "parked": limits, "running": running, "complete": complete})
-
-
-async def _work(
-    commands: ServedEngine,
-) -> tuple[list[dict[str, Any]], dict[str, list[float]], bool]:
-    """The running and the parked nodes of the newest runs that go on; whether these are all."""
-    running: list[dict[str, Any]] = []
-    parked: dict[str, list[float]] = {}
-    page = await commands.list_runs(RunQuery(status=RunStatus.RUNNING.value, limit=MAX_RUNS))
-    until = time.monotonic() + LOOK_SECONDS
-    for item in page["items"]:
-        if len(running) >= MAX_RUNNING or time.monotonic() > until:
-            return running[:MAX_RUNNING], parked, False
-        try:
-            work = run_work(await commands.load_run(item["run_id"], ONLY_SIZES))
-        except (NotFound, BrokenRun):  # deleted meanwhile, or damaged: its own page says so
-            continue
-        running += work.running
-        for tag, at in work.parked:
-            parked.setdefault(tag, []).append(at)
-    return running[:MAX_RUNNING], parked, page["next_cursor"] is None
+    return json_answer(await read_queues(here.commands, here.fleet))
 
 
 class ThisProcess:
-    """The one worker of an embedded server. Messages do not travel there, so none is refused; only
-    notifications can be given up."""
+    """The one worker of an embedded server. Messages do not travel there."""
 
     def __init__(
         self,
@@ -528,12 +463,6 @@ class ThisProcess:
                 "alive": True,
             }
         ]
-
-    async def dead_letters(self) -> list[dict[str, Any]]:
-        return await self._commands.dead_letters()
-
-    async def drop_dead_letter(self, letter_id: str) -> bool:
-        return await self._commands.drop_dead_letter(letter_id)
 
     async def waiting(self, running: Mapping[str, int]) -> dict[str, int]:
         known = dict.fromkeys((handler["name"] for handler in self._handlers), 0)

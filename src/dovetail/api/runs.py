@@ -75,6 +75,7 @@ from dovetail.core.outputs import LARGE_OUTPUT, OutputReference, looks_like_a_re
 from dovetail.core.run import RunState
 from dovetail.engine.api import Accepted
 from dovetail.engine.commands import MAX_COUNTED_HOURS, MAX_MOVED_RUNS, check_run_ids
+from dovetail.engine.idempotency import check_key
 from dovetail.engine.ports import RunQuery
 from dovetail.engine.views import run_view, with_warnings
 
@@ -737,6 +738,8 @@ async def fork(run_id: str, request: Request, idempotency_key: IdempotencyKey = 
     given = {"definition": definition, "version": version, "params": params}
     async with here.making:
         if dry_run:
+            if idempotency_key is not None:
+                check_key(idempotency_key)  # a preview refuses what the fork would refuse
             plan = await here.commands.plan_fork(run_id, **given, from_node=from_node)
             return json_answer(plan)
         accepted = await here.commands.fork(

@@ -112,6 +112,11 @@ def actor_of(request: Request) -> str:
     return name
 
 
+def scope_of(request: Request) -> Literal["read", "full"]:
+    """What the caller may do. Without tokens everybody may do everything."""
+    return "full" if request.scope.get("state", {}).get("may_write", True) else "read"
+
+
 def check_binding(addresses: Sequence[str], tokens: Sequence[str]) -> None:
     """Raises `SettingsError` where every machine on the network could do everything."""
     if not tokens and not all(is_loopback(address) for address in addresses):

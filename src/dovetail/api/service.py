@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from dovetail.api.admission import FairLine, TooLong
 from dovetail.config import Settings, env_name
 from dovetail.core.errors import DovetailError, StoreError
 from dovetail.core.text import counted
 from dovetail.engine.api import ServedEngine
+from dovetail.engine.queues import QueueInspector
 
 log = logging.getLogger("dovetail.api")
 
@@ -144,27 +145,8 @@ def _line_too_long() -> Overloaded:
     )
 
 
-class Fleet(Protocol):
+class Fleet(QueueInspector, Protocol):
     """The workers: this process, or workers on many machines."""
-
-    async def workers(self, *, with_schemas: bool = False) -> list[dict[str, Any]]:
-        """In the fields of `GET /workers`, the dead ones that are still remembered included."""
-        ...
-
-    async def dead_letters(self) -> list[dict[str, Any]]:
-        """Messages that were refused as malformed or poison; each has a `letter_id`."""
-        ...
-
-    async def drop_dead_letter(self, letter_id: str) -> bool:
-        """Whether it was there."""
-        ...
-
-    async def waiting(self, running: Mapping[str, int]) -> Mapping[str, int]:
-        """How many nodes wait for a worker, by handler; every known handler is there.
-
-        `running` is how many nodes of each handler run: a queue may hold these until they end.
-        """
-        ...
 
     async def backlog(self) -> int:
         """How many nodes wait for a worker, as of a moment ago."""

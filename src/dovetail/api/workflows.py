@@ -48,13 +48,13 @@ from dovetail.api.responses import (
 )
 from dovetail.api.security import actor_of
 from dovetail.api.service import ApiService
-from dovetail.core.aliases import MAX_WEIGHTS
+from dovetail.core.aliases import MAX_WEIGHTS, check_weights
 from dovetail.core.definition.editor_schema import EditorHandler, add_handlers
 from dovetail.core.definition.model import definition_schema
 from dovetail.core.definition.validation import Checked
 from dovetail.core.definition.yaml_text import yaml_text
 from dovetail.core.errors import Changed, InvalidDefinition, NotFound, Problem
-from dovetail.engine.commands import MAX_LAST_RUNS, MAX_WORKFLOWS_WITH_RUNS
+from dovetail.engine.commands import MAX_LAST_RUNS, MAX_WORKFLOWS_WITH_RUNS, check_alias
 from dovetail.engine.ports import Seen
 
 router = APIRouter(prefix="/workflows", tags=["workflows"])
@@ -501,8 +501,10 @@ async def set_alias(
     if (version is None) == (weights is None):
         message = "give either a version's number or weights by version"
         raise InvalidRequest([Problem("invalid_field", message, "version")])
+    # What is wrong with the request itself comes before what it has seen: 422 before 412.
+    check_alias(alias)
+    target = check_weights(weights) if version is None else version
     seen = await _seen(request, here, name)
-    target = weights if version is None else version
     actor = actor_of(request)
     return json_answer(await here.commands.set_alias(name, alias, target, seen=seen, actor=actor))
 

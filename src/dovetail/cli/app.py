@@ -60,6 +60,12 @@ app = lazy_group(
             "Rate limits: how often nodes of a resource_tag may start.",
             _at("limits", "list", "set", "history"),
         ),
+        **_at("queues", "queues"),
+        "dead-letters": lazy_group(
+            "dead-letters",
+            "Messages that were refused, and notifications that were given up.",
+            _at("queues", "list", "requeue", "drop"),
+        ),
         "documents": "dovetail.documents.commands",
     },
 )

@@ -162,7 +162,9 @@ def _value_lines(name: str, value: Any, detail: Mapping[str, Any] | None = None)
     if len(text) > MAX_VALUE_CHARACTERS:
         yield [(f"  … {len(text):,} characters in all; --json prints everything", "dim")]
     if detail is not None and detail["config_error"] is not None:
-        yield [(f"  {plain(detail['config_error'])}", "bad")]
+        # A mapped node has no config of its own, and nothing is wrong with that.
+        tone = "bad" if detail["items"] is None else "dim"
+        yield [(f"  {plain(detail['config_error'])}", tone)]
 
 
 def _failed_items(page: Mapping[str, Any]) -> Iterator[Line]:

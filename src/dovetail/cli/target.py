@@ -15,7 +15,7 @@ from dovetail.cli import output as streams
 from dovetail.cli.files import File, checked_file, print_report
 from dovetail.cli.output import InvalidInput
 from dovetail.cli.text import plain
-from dovetail.core.errors import DovetailError, InvalidDefinition, NotFound, Problem
+from dovetail.core.errors import Conflict, DovetailError, InvalidDefinition, NotFound, Problem
 
 if TYPE_CHECKING:
     from dovetail.config import Settings
@@ -131,6 +131,27 @@ def ask(
             return await question(commands)
 
     return asyncio.run(answer())
+
+
+async def act_on_each(
+    given: Sequence[str], act: Callable[[str], Awaitable[T]], what: str
+) -> tuple[list[T], list[dict[str, str]]]:
+    """What came of each, and which were refused, and why: `what` is the word for one of them."""
+    done: list[T] = []
+    refused: list[dict[str, str]] = []
+    for one in dict.fromkeys(given):
+        try:
+            done.append(await act(one))
+        except (Conflict, NotFound) as error:
+            refused.append({what: one, "type": error.type, "message": str(error)})
+    return done, refused
+
+
+def report_refused(refused: Sequence[Mapping[str, str]]) -> int:
+    """Print why each was refused; returns the exit code."""
+    for one in refused:
+        streams.complain([("error: ", "bold bad"), (plain(one["message"]), "")])
+    return streams.FAILED if refused else 0
 
 
 class LoadedFile(NamedTuple):

@@ -30,6 +30,7 @@ from dovetail.client.answers import (
     Batch,
     BatchPage,
     BatchRun,
+    DeadLetter,
     Event,
     FeedEvent,
     HistoryPage,
@@ -39,7 +40,9 @@ from dovetail.client.answers import (
     LoggedLine,
     NodeAttempt,
     Page,
+    Queues,
     Repaired,
+    Requeued,
     Run,
     RunCounts,
     RunNode,
@@ -623,6 +626,26 @@ class Dovetail:
             cursor = page["next_cursor"]
             if cursor is None:
                 return found
+
+    # --- queues and dead letters -------------------------------------------------------------
+
+    async def queues(self) -> Queues:
+        """What waits for workers and rate limits, and what runs, over all runs."""
+        return Queues.from_api(_own(await self._commands.queues()))
+
+    async def dead_letters(self) -> list[DeadLetter]:
+        """Messages that were refused, and notifications that were given up; the newest first."""
+        found = await self._commands.dead_letters()
+        return [DeadLetter.from_api(_own(one)) for one in found["items"]]
+
+    async def requeue_dead_letter(self, letter_id: str) -> Requeued:
+        """Retry the run that a letter names, and drop the letter. `NotFound`, `Conflict`."""
+        made = await self._commands.requeue_dead_letter(text("letter_id", letter_id))
+        return Requeued.from_api(made)
+
+    async def drop_dead_letter(self, letter_id: str) -> None:
+        """Delete a letter; the run that it names stays as it is. Raises `NotFound`."""
+        await self._commands.drop_dead_letter(text("letter_id", letter_id))
 
     # --- keeping runs alive ------------------------------------------------------------------
 

@@ -106,6 +106,40 @@ class RunOutcome(_Answer):
 
 
 @dataclass(frozen=True, slots=True)
+class Queues(_Answer):
+    """What waits and runs. `items` have `handler`, `waiting` and `workers`; `parked` the rate
+    limits that nodes wait for; `running` the nodes that run. `looked_at` runs were read, the newest
+    first; `complete` is false if there are more."""
+
+    items: list[dict[str, Any]]
+    parked: list[dict[str, Any]]
+    running: list[dict[str, Any]]
+    complete: bool
+    looked_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter(_Answer):
+    """A message that was refused as malformed or poison, or a notification that was given up."""
+
+    letter_id: str
+    time: str | None
+    stream: str
+    id: str
+    reason: str
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Requeued(_Answer):
+    """The run that a dead letter named, after its retry."""
+
+    letter_id: str
+    run_id: str
+    status: str
+
+
+@dataclass(frozen=True, slots=True)
 class Repaired(_Answer):
     """Where a run's state was not what its log says, and whether that was changed."""
 

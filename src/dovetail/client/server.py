@@ -513,6 +513,20 @@ class RemoteEngine:
         body = self._as_json({"rate_per_second": rate_per_second, "burst": burst})
         return await self._put(at("rate-limits", tag), body)
 
+    # ── queues and dead letters ──────────────────────────────────────────────────────────
+
+    async def queues(self) -> dict[str, Any]:
+        return await self._get(at("queues"))
+
+    async def dead_letters(self) -> dict[str, Any]:
+        return await self._get(at("dead-letters"))
+
+    async def drop_dead_letter(self, letter_id: str) -> None:
+        await self._connection.call("DELETE", at("dead-letters", letter_id))
+
+    async def requeue_dead_letter(self, letter_id: str) -> dict[str, Any]:
+        return await self._post(at("dead-letters", letter_id, "requeue"), _json({}))
+
     # ── requests ─────────────────────────────────────────────────────────────────────────
 
     async def _get(self, path: str, **query: Any) -> dict[str, Any]:

@@ -132,7 +132,7 @@ export function ForkDialog({ run, from: given, changed, onClose }) {
     </select></label>
     ${what === "text" && html`<label class="field"><span>Changed definition, JSON or YAML</span>
       <textarea rows="12" spellcheck=${false} value=${fields.definition} onInput=${(e) => set({ definition: e.currentTarget.value })}></textarea></label>`}
-    <label class="field"><span>Begin again at</span><${NodeInput} nodes=${run.nodes} value=${fields.from} placeholder="what is not the same, or did not complete" onChoose=${(from) => set({ from })} /></label>
+    <label class="field"><span>Begin again at</span><${NodeInput} nodes=${run.nodes} value=${fields.from} placeholder="what changed or did not complete" onChoose=${(from) => set({ from })} /></label>
     <label class="field"><span>Other params, JSON</span><textarea rows="2" spellcheck=${false} placeholder=${JSON.stringify(run.params)} value=${fields.params} onInput=${(e) => set({ params: e.currentTarget.value })}></textarea></label>
     ${plan ? html`<${Plan} plan=${plan} />` : !error && html`<${Loading} />`}
     <${Trouble} error=${act.error || (error instanceof SyntaxError ? new Error(`This is no JSON: ${error.message}`) : error)} />

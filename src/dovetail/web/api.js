@@ -10,6 +10,8 @@ const HIDDEN_MS = 3000;
 // Whether the server answers. `generation` grows with each new token: screens then load anew.
 export const connection = createStore({ lost: false });
 export const auth = createStore({ needed: false, wrong: false, generation: 0 });
+// Whether the token may only read. The server refuses it anyway; the page says so before.
+export const readOnly = createStore(false);
 
 export class Problem extends Error {
   constructor(status, detail, errors) {
@@ -35,6 +37,10 @@ export function forgetToken() {
 
 export function hasToken() {
   return token() !== null;
+}
+
+export async function askScope() {
+  readOnly.set(hasToken() && (await get("/me")).scope === "read");
 }
 
 export const path = (...parts) => parts.map((part) => "/" + encodeURIComponent(part)).join("");

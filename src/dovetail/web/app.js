@@ -1,11 +1,11 @@
 // The page's frame: the bar on top, the token, the connection, and the screen of the address.
 import { html, render, useEffect, useRef, useState } from "./html.js";
-import { auth, connection, forgetToken, get, hasToken, useToken } from "./api.js";
+import { askScope, auth, connection, forgetToken, get, hasToken, readOnly, useToken } from "./api.js";
 import { go, link, route } from "./route.js";
 import { RunScreen } from "./run.js";
 import { RunsScreen } from "./runs.js";
 import { useStore } from "./store.js";
-import { Empty, Later } from "./ui.js";
+import { Empty, Later, READ_ONLY } from "./ui.js";
 
 function TokenForm({ wrong }) {
   const [given, setGiven] = useState("");
@@ -75,6 +75,7 @@ function App() {
   const at = useStore(route);
   const { lost } = useStore(connection);
   const { needed, wrong, generation } = useStore(auth);
+  const isReader = useStore(readOnly);
   const [section] = at.parts;
   const [overlay, setOverlay] = useState(null);
   const [hasDocuments, setDocuments] = useState(false);
@@ -88,7 +89,9 @@ function App() {
     });
   }, []);
   useEffect(() => {
-    if (!needed) get("/documents").then((found) => setDocuments(found.in_use), () => {});
+    if (needed) return;
+    get("/documents").then((found) => setDocuments(found.in_use), () => {});
+    askScope().catch(() => {});
   }, [needed, generation]);
   const bar = useRef(null);
   // On a phone not all screens fit into the bar: the current one is scrolled into view.
@@ -108,6 +111,7 @@ function App() {
       </nav>
       <span class="grow"></span>
       ${!needed && html`<button class="find" aria-keyshortcuts="Control+K" onClick=${() => setOverlay("palette")} aria-label="Find"><span aria-hidden="true">⌕ <span class="words">Find…</span> <kbd>Ctrl-K</kbd></span></button>`}
+      ${isReader && !needed && html`<span class="tag" title=${READ_ONLY}>read only</span>`}
       ${hasToken() && !needed && html`<button class="quiet forget" onClick=${forgetToken}>Forget the token</button>`}
     </header>
     <div role="status" aria-live="polite">${lost && html`<p class="lost">The server does not answer. The page shows the last known state and tries again.</p>`}</div>

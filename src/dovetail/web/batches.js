@@ -3,7 +3,7 @@ import { html, useEffect, useState } from "./html.js";
 import { get, path, post, withQuery } from "./api.js";
 import { link } from "./route.js";
 import { Mark, Table, usePolled } from "./operations.js";
-import { Copy, Elapsed, Empty, Loading, STATES, State, Tabs, Time, Trouble } from "./ui.js";
+import { Copy, Elapsed, Empty, Loading, STATES, State, Tabs, Time, Trouble, WriteButton } from "./ui.js";
 
 const ORDER = ["COMPLETED", "FAILED", "CANCELLED", "RUNNING", "PENDING"];
 const SHOWN = 100;
@@ -88,7 +88,7 @@ export function BatchScreen({ id, query }) {
   return html`<main tabindex="-1">
     <div class="title"><h1>${batch.workflow} <small>batch <code>${id.slice(0, 8)}</code></small></h1><${Copy} text=${id} label="Copy id" />
       <span class="grow"></span>
-      ${failed > 0 && html`<button class="primary" disabled=${busy} onClick=${retry}>Retry ${failed.toLocaleString()} failed</button>`}</div>
+      ${failed > 0 && html`<${WriteButton} class="primary" disabled=${busy} onClick=${retry}>Retry ${failed.toLocaleString()} failed<//>`}</div>
     <p class="facts">made <${Time} at=${batch.created_at} />, <${Elapsed} from=${batch.created_at} to=${batch.finished_at} />${batch.finished_at ? "" : " so far"}</p>
     <${Progress} batch=${batch} />
     <${Trouble} error=${problem || runs.error || error} />

@@ -3,7 +3,7 @@ import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
 import { dataUrl, download, get, path, post, withQuery } from "./api.js";
 import { Mark, Table, usePolled } from "./operations.js";
 import { go, link, setQuery } from "./route.js";
-import { Copy, Empty, Loading, Tabs, Time, Trouble } from "./ui.js";
+import { Copy, Empty, Loading, Tabs, Time, Trouble, WriteButton } from "./ui.js";
 
 const SURE = 0.8; // what is below it is worth a look
 const TYPES = ["invoice", "receipt", "contract", "letter", "other"];
@@ -212,8 +212,8 @@ export function ReviewScreen({ id }) {
         <label class="field"><span>Your name</span><input autocomplete="name" placeholder="the token’s, if you leave this empty" value=${name} onInput=${keepName} /></label>
         <${Trouble} error=${error} again=${error?.status === 409 ? load : null} />
         <div class="actions sticky">
-          <button class="primary" type="submit" disabled=${busy}>${changed ? `Correct ${changed} and approve` : "Approve"}, next</button>
-          <button type="button" disabled=${busy || !changed} onClick=${() => act("correct")}>Save</button>
+          <${WriteButton} class="primary" type="submit" disabled=${busy}>${changed ? `Correct ${changed} and approve` : "Approve"}, next<//>
+          <${WriteButton} type="button" disabled=${busy || !changed} onClick=${() => act("correct")}>Save<//>
           <button type="button" onClick=${() => next()}>Skip</button>
         </div>
         <p class="facts">Enter or Ctrl-Enter approves and opens the next one, Ctrl-S saves, Alt-→ skips. Changed <${Time} at=${review.updated_at} />.</p>

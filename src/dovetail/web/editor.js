@@ -5,7 +5,7 @@ import { CodeEditor } from "./code.js";
 import { completer } from "./complete.js";
 import { GivenGraph } from "./graph.js";
 import { go, link } from "./route.js";
-import { Dialog, Loading, Trouble } from "./ui.js";
+import { Dialog, Loading, Trouble, WriteButton } from "./ui.js";
 
 const DRAFT = "dovetail.draft";
 const CHECK_MS = 250;
@@ -131,7 +131,7 @@ function TryDialog({ text, onClose }) {
     <p>Runs the text as it is. Nothing is registered; handlers do what they do in every run.</p>
     <label class="field"><span>Params, JSON</span><textarea rows="4" autofocus spellcheck=${false} placeholder="{}" value=${params} onInput=${(event) => setParams(event.currentTarget.value)}></textarea></label>
     <${Trouble} error=${state.error} />
-    <div class="actions"><button class="primary" type="submit" disabled=${state.busy}>Run it</button></div></form><//>`;
+    <div class="actions"><${WriteButton} class="primary" type="submit" disabled=${state.busy}>Run it<//></div></form><//>`;
 }
 
 function Writing({ start }) {
@@ -200,12 +200,12 @@ function Writing({ start }) {
         ${text !== start.kept && html`<button class="quiet" onClick=${() => replace(start.kept)}>Discard changes</button>`}
         <button onClick=${() => choose.current.click()}>Open a file…</button>
         <button onClick=${() => save(new Blob([text]), `${start.name ?? "workflow"}.${isJson(text) ? "json" : "yaml"}`)}>Download</button>
-        <button disabled=${!isReady} onClick=${() => setDialog(true)}>Try run…</button>
-        <button class="primary" disabled=${!isReady || outcome.busy} onClick=${() => register(false)}>Register</button>
+        <${WriteButton} disabled=${!isReady} onClick=${() => setDialog(true)}>Try run…<//>
+        <${WriteButton} class="primary" disabled=${!isReady || outcome.busy} onClick=${() => register(false)}>Register<//>
       </div></div>
     <div role="status" aria-live="polite">${made && html`<p class="done"><span class="icon" aria-hidden="true">✓</span>${made.name} version ${made.version} ${made.created ? "is registered" : "has this content already"}. <a href=${link(["workflows", made.name])}>Trigger it</a></p>`}</div>
     <${Trouble} error=${error ?? outcome.error} />
-    ${outcome.refused && html`<p>Another version was registered since you began. <a href=${link(["workflows", start.name, "diff"])}>See what changed</a>, or <button onClick=${() => register(true)}>Register yours all the same</button></p>`}
+    ${outcome.refused && html`<p>Another version was registered since you began. <a href=${link(["workflows", start.name, "diff"])}>See what changed</a>, or <${WriteButton} onClick=${() => register(true)}>Register yours all the same<//></p>`}
     <div class="desk">
       <div class="writing"><${CodeEditor} key=${given.turn} initial=${given.text} label="Definition" onChange=${change} complete=${complete} found=${isNew ? found : null} reveal=${reveal} onSave=${() => isReady && register(false)} />
         <p class="hint">Drop a file here. Ctrl-Space suggests, Ctrl-S registers, Esc and then Tab leaves the text.</p></div>

@@ -5,7 +5,7 @@ import { path } from "./api.js";
 import { itemsShort } from "./items.js";
 import { HEIGHT, WIDTH, prepared, useLayout } from "./layout.js";
 import { go, link, route, setQuery } from "./route.js";
-import { Empty, Loading, NODE_STATES, Rows, STATES, State, Trouble, useNarrow } from "./ui.js";
+import { Empty, Loading, NODE_STATES, Name, Rows, STATES, State, Trouble, useNarrow } from "./ui.js";
 
 const MAX_BOXES = 250; // in the document
 const LEAST_READABLE = 0.42;
@@ -283,7 +283,7 @@ function Box({ node, at, chosen, cursor, match, href }) {
   const classes = ["box", `box-${word}`, chosen && "chosen", cursor && "cursor", match && "match", node.mark && `mark-${node.mark}`].filter(Boolean).join(" ");
   return html`<a class=${classes} href=${href} tabindex="-1" title=${`${node.id}${node.status ? `: ${word}` : ""}`} aria-label=${`${node.id}${node.status ? `, ${word}` : ""}${node.mark ? `, ${node.mark}` : ""}`}
     style=${{ left: `${at.x}px`, top: `${at.y}px`, width: `${WIDTH}px`, height: `${HEIGHT}px` }}>
-    ${icon && html`<span class="mark" aria-hidden="true">${icon}</span>`}<span class="name">${node.id}${note && html`<small>${note}</small>`}</span></a>`;
+    ${icon && html`<span class="mark" aria-hidden="true">${icon}</span>`}<span class="name"><${Name} text=${node.id} />${note && html`<small>${note}</small>`}</span></a>`;
 }
 
 function LayerBox({ layer, at, counts, chosen, to }) {
@@ -339,7 +339,6 @@ function Drawing({ nodes, layout, query, href, plain }) {
   const paint = (view, isMoving) => {
     if (!board.current) return; // the graph was left before its next frame
     palette.current ??= colours();
-    if (!board.current) return; // left between two frames
     const context = sized(board.current, size.width, size.height);
     const readable = view.zoom >= LEAST_READABLE ? within(shape, view, size, boxWidth, boxHeight) : null;
     paintLines(context, shape, view, size, palette.current, chosen, isMoving ? MAX_LINES_MOVING : MAX_LINES);

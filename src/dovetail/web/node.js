@@ -4,7 +4,7 @@ import { get, path } from "./api.js";
 import { Items } from "./items.js";
 import { LogView } from "./logs.js";
 import { link, setQuery } from "./route.js";
-import { Copy, Elapsed, Json, Loading, State, Time, Trouble, duration } from "./ui.js";
+import { Copy, Elapsed, Json, Loading, State, Time, Trouble, WriteButton, duration } from "./ui.js";
 
 // Its details, read again whenever the run shows that the node has changed.
 export function useNode(runId, node) {
@@ -129,8 +129,8 @@ export function NodePanel({ run, node, query, at, retry, fork, again }) {
     ${detail?.why && !node.reason && html`<p class="why">${detail.why.why}</p>`}
     <${ProgressBar} node=${node} />
     <div class="actions">
-      ${finished && html`<button onClick=${() => retry(node.id)}>Retry from here…</button>`}
-      <button onClick=${() => fork(node.id)}>Fork from here…</button>
+      ${finished && html`<${WriteButton} onClick=${() => retry(node.id)}>Retry from here…<//>`}
+      <${WriteButton} onClick=${() => fork(node.id)}>Fork from here…<//>
     </div>
     <${Trouble} error=${error} />
     ${!detail && !error && html`<${Loading} />`}
@@ -141,7 +141,7 @@ export function NodePanel({ run, node, query, at, retry, fork, again }) {
       <section><header><h3>Log</h3><a href=${link(["runs", run.run_id, "logs"], { node: node.id })}>Whole log</a></header>
         <${LogView} compact runId=${run.run_id} query=${node.items ? { node: node.id } : logQuery} again=${again} /></section>
       <${Settings} run=${run} node=${node} spec=${spec} detail=${detail} />
-      ${detail.config_error && html`<p class="trouble">${detail.config_error}</p>`}
+      ${detail.config_error && html`<p class=${node.items ? "facts" : "trouble"}>${detail.config_error}</p>`}
       <div class="pair"><${Json} title="Config" value=${detail.config} /><${Json} title="Config as defined" value=${detail.template} /></div>
       <${Json} title="Inputs" value=${detail.inputs} />
       <${Json} title="Output" value=${detail.output} file=${`${node.id}.json`} />`}

@@ -2,7 +2,7 @@
 import { html, useEffect, useRef, useState } from "./html.js";
 import { Problem, path, pause, post, put, remove, reread, get } from "./api.js";
 import { link } from "./route.js";
-import { Dialog, Elapsed, Empty, Json, Loading, Tabs, Time, Trouble } from "./ui.js";
+import { Dialog, Elapsed, Empty, Json, Loading, Tabs, Time, Trouble, WriteButton } from "./ui.js";
 
 const POLL_MS = 3000;
 
@@ -98,9 +98,9 @@ function Queues() {
     ${!items && !error && html`<${Loading} />`}
     ${items && items.length === 0 && html`<${Empty}>No handler is known yet. A worker announces its handlers when it starts: <code>dovetail worker</code><//>`}
     ${items && items.length > 0 && html`<p>${waiting === 0 ? "No node waits for a worker." : `${plural(waiting, "node")} ${waiting === 1 ? "waits" : "wait"} for a worker.`}</p>
-      <${Table} label="Handlers" kind="narrow" heads=${["Handler", "#Waiting", "#Workers that have it", "Problem"]}>
-        ${items.map((one) => html`<tr key=${one.handler}><th scope="row"><code>${one.handler}</code></th><td class="number">${one.waiting.toLocaleString()}</td><td class="number">${one.workers}</td>
-          <td>${one.waiting > 0 && one.workers === 0 && html`<${Mark} kind="failed" icon="✕">no worker has this handler: start one with --handlers<//>`}</td></tr>`)}
+      <${Table} label="Handlers" kind="narrow" heads=${["Handler", "#Waiting", "#Workers"]}>
+        ${items.map((one) => html`<tr key=${one.handler}><th scope="row"><code>${one.handler}</code>${one.waiting > 0 && one.workers === 0 && html`<div><${Mark} kind="failed" icon="✕">no worker has this handler: start one with --handlers<//></div>`}</th>
+          <td class="number">${one.waiting.toLocaleString()}</td><td class="number">${one.workers}</td></tr>`)}
       <//>`}`;
 }
 
@@ -128,7 +128,7 @@ function Limit({ limit, parked, done }) {
     <div class="bar">
       <label>starts a second <input type="number" min="0" step="any" required value=${now.rate} onInput=${set("rate")} /></label>
       <label>burst <input type="number" min="1" step="1" required value=${now.burst} onInput=${set("burst")} /></label>
-      <button class="primary" type="submit" disabled=${!changed}>Save</button>
+      <${WriteButton} class="primary" type="submit" disabled=${!changed}>Save<//>
     </div>
     <p class="facts">${parked ? html`<${Mark} kind="queued" icon="◔">${plural(parked.nodes, "node")} parked<//>, the next may start <${Time} at=${parked.next_at} />` : "no node is parked"}</p>
     <${Trouble} error=${problem} />
@@ -168,8 +168,8 @@ function Letter({ letter, drop, requeue }) {
     <p class="facts"><${Time} at=${letter.time} />, from <code>${letter.stream}</code>, message <code>${letter.id}</code></p>
     <${Json} title="Fields" value=${letter.fields} />
     <div class="actions">
-      ${run && html`<button class="primary" onClick=${requeue}>Requeue</button><a class="button" href=${link(["runs", run])}>Its run</a>`}
-      <button onClick=${drop}>Drop…</button>
+      ${run && html`<${WriteButton} class="primary" onClick=${requeue}>Requeue<//><a class="button" href=${link(["runs", run])}>Its run</a>`}
+      <${WriteButton} onClick=${drop}>Drop…<//>
     </div>
   </article></li>`;
 }

@@ -1,6 +1,6 @@
 // The command palette (Ctrl-K) and the list of keys (?).
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
-import { forgetToken, get, hasToken, path, withQuery } from "./api.js";
+import { forgetToken, get, hasToken, path, readOnly, withQuery } from "./api.js";
 import { CancelDialog, ForkDialog, RetryDialog } from "./actions.js";
 import { go, route } from "./route.js";
 import { Dialog, STATES, isActive } from "./ui.js";
@@ -8,13 +8,12 @@ import { Dialog, STATES, isActive } from "./ui.js";
 const FOUND_RUNS = 8;
 const FOUND_WORKFLOWS = 8;
 
-// Screens: words, the parts of the address, and the key after g.
+// Screens: words, the parts of the address, and the keys after g.
 export const SCREENS = [
   ["Runs", ["runs"], "r"],
   ["Failed runs", ["runs"], null, { status: "FAILED" }],
   ["Workflows", ["workflows"], "w"],
-  ["New workflow", ["editor"], "n"],
-  ["New workflow: the editor", ["editor"], "e"],
+  ["New workflow: the editor", ["editor"], "n e"],
   ["Batches", ["batches"], "b"],
   ["Operations: workers", ["operations", "workers"], "o"],
   ["Operations: queues", ["operations", "queues"], "q"],
@@ -27,7 +26,7 @@ const KEYS = [
   ["Ctrl-K", "Find a run, a workflow, a screen or an action"],
   ["/", "To the search of this screen"],
   ["?", "This list"],
-  ...SCREENS.filter(([, , key]) => key).map(([words, , key]) => [`g ${key}`, words]),
+  ...SCREENS.filter(([, , keys]) => keys).map(([words, , keys]) => [keys.split(" ").map((key) => `g ${key}`).join(", "), words]),
   ["Esc", "Close a dialog"],
   ["↑ ↓ Enter", "Choose in the palette; the arrow keys also move the graph"],
   ["Ctrl-Space, Ctrl-S", "In the editor: what fits here; register"],
@@ -39,7 +38,7 @@ const KEYS = [
 function actionsHere(at, run, open) {
   const [screen, name] = at.parts;
   if (screen === "workflows" && name) return [[`Show the runs of ${name}`, () => go(["runs"], { workflow: name })], [`Edit ${name}`, () => go(["editor"], { workflow: name })]];
-  if (!run) return [];
+  if (!run || readOnly.get()) return [];
   const called = `${run.workflow} ${run.run_id.slice(0, 8)}`;
   const move = isActive(run) ? [`Cancel this run: ${called}`, () => open("cancel")] : [`Retry this run: ${called}`, () => open("retry")];
   return [move, [`Fork this run: ${called}`, () => open("fork")]];

@@ -9,7 +9,7 @@ import { LogView } from "./logs.js";
 import { Failure, NodePanel, useNode } from "./node.js";
 import { link, setQuery } from "./route.js";
 import { Timeline } from "./timeline.js";
-import { Copy, Elapsed, Empty, Json, Loading, NODE_STATES, Rows, STATES, State, Tabs, Time, Trouble, isActive, useNarrow } from "./ui.js";
+import { Copy, Elapsed, Empty, Json, Loading, NODE_STATES, Name, Rows, STATES, State, Tabs, Time, Trouble, WriteButton, isActive, useNarrow } from "./ui.js";
 
 const SHOW_MS = 100; // at most ten times a second, however many events come
 const [LARGE_RUN, SHOW_LARGE_MS] = [2000, 300]; // nodes
@@ -170,7 +170,7 @@ function FailedAnswer({ run, open, turn }) {
   const node = culprit(run);
   if (!node) {
     return html`<section class="answer"><h2>The run failed</h2>${run.error && html`<${Failure} error=${run.error} />`}
-      <div class="actions"><button class="primary" onClick=${() => open("retry")}>Retry…</button><button onClick=${() => open("fork")}>Fork…</button></div></section>`;
+      <div class="actions"><${WriteButton} class="primary" onClick=${() => open("retry")}>Retry…<//><${WriteButton} onClick=${() => open("fork")}>Fork…<//></div></section>`;
   }
   return html`<${FailedNode} run=${run} node=${node} open=${open} turn=${turn} />`;
 }
@@ -186,9 +186,9 @@ function FailedNode({ run, node, open, turn }) {
     <${Trouble} error=${error} />
     ${behind > 0 && html`<p>${behind} ${behind === 1 ? "node" : "nodes"} behind it did not run.</p>`}
     <div class="actions">
-      <button class="primary" onClick=${() => open("retry")}>Retry…</button>
-      <button onClick=${() => open("retry", node.id)}>Retry from here…</button>
-      <button onClick=${() => open("change")}>Fork with a changed definition…</button>
+      <${WriteButton} class="primary" onClick=${() => open("retry")}>Retry…<//>
+      <${WriteButton} onClick=${() => open("retry", node.id)}>Retry from here…<//>
+      <${WriteButton} onClick=${() => open("change")}>Fork with a changed definition…<//>
     </div>
     ${node.items && html`<${Items} runId=${run.run_id} node=${node} query=${{}} failedOnly />`}
     <h3>Its log</h3>
@@ -247,7 +247,7 @@ function Answer({ run, open, turn }) {
   const allowed = run.nodes.filter((node) => node.status === "FAILED");
   if (run.status === "CANCELLED") {
     return html`<section class="answer"><h2>The run was cancelled</h2><p>A retry goes on where it stopped.</p>
-      <div class="actions"><button class="primary" onClick=${() => open("retry")}>Retry…</button><button onClick=${() => open("fork")}>Fork…</button></div></section>`;
+      <div class="actions"><${WriteButton} class="primary" onClick=${() => open("retry")}>Retry…<//><${WriteButton} onClick=${() => open("fork")}>Fork…<//></div></section>`;
   }
   return html`<section class="answer"><h2>The run completed</h2>
     ${allowed.length > 0 && html`<p>${allowed.length} ${allowed.length === 1 ? "failure was" : "failures were"} allowed: ${allowed.slice(0, 10).map((node) => html`<a href=${link(["runs", run.run_id], { node: node.id })}>${node.id}</a> `)}</p>`}
@@ -278,7 +278,7 @@ function Nodes({ run, query }) {
     <${Rows} items=${shown} height=${narrow ? 60 : 36} label="Nodes" row=${(node) => html`<div class="row node" role="listitem" key=${node.id}>
       <a class="cover" href=${link(["runs", run.run_id, "nodes"], { ...query, node: node.id, at: "", items: "" })} aria-current=${query.node === node.id ? "true" : null}>
         <span class="c-state"><${State} of=${node.status} /></span>
-        <span class="c-name" title=${node.id}>${node.id}</span>
+        <span class="c-name" title=${node.id}><${Name} text=${node.id} /></span>
         <span class="c-id">${node.handler}</span>
         <span class="c-error">${node.error?.message ?? node.reason?.replaceAll("_", " ") ?? (node.items ? itemsWords(node.items) : node.progress?.message) ?? ""}</span>
         <span class="c-time">${node.attempt > 1 ? `${node.attempt} attempts` : ""}</span>
@@ -343,9 +343,9 @@ export function RunScreen({ id, tab = "", query }) {
       <h1>${run.workflow}${run.version ? html` <small>v${run.version}</small>` : null}</h1><${State} of=${run.status} />
       <span class="grow"></span>
       <div class="actions">
-        ${(run.status === "FAILED" || run.status === "CANCELLED") && html`<button onClick=${() => open("retry")}>Retry…</button>`}
-        ${isActive(run) && html`<button onClick=${() => open("cancel")}>Cancel…</button>`}
-        <button onClick=${() => open("fork")}>Fork…</button>
+        ${(run.status === "FAILED" || run.status === "CANCELLED") && html`<${WriteButton} onClick=${() => open("retry")}>Retry…<//>`}
+        ${isActive(run) && html`<${WriteButton} onClick=${() => open("cancel")}>Cancel…<//>`}
+        <${WriteButton} onClick=${() => open("fork")}>Fork…<//>
         ${run.version && html`<a class="button" href=${link(["workflows", run.workflow], { from: run.run_id })}>Trigger again…</a>`}
       </div>
     </div>

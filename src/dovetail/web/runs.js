@@ -2,7 +2,7 @@
 import { html, useEffect, useMemo, useRef, useState } from "./html.js";
 import { get, newKey, onRunEvents, path, pause, post, reread, withQuery } from "./api.js";
 import { link, setQuery, go } from "./route.js";
-import { Elapsed, Empty, Loading, RUN_STATES, Rows, STATES, State, Time, Trouble, useNarrow } from "./ui.js";
+import { Elapsed, Empty, Loading, RUN_STATES, Rows, STATES, State, Time, Trouble, WriteButton, useNarrow } from "./ui.js";
 
 const PAGE = 50;
 const MAX_REREAD = 200; // of the newest; events move older ones on
@@ -196,8 +196,8 @@ function Bulk({ chosen, clear, query }) {
   return html`
     ${chosen.size > 0 && html`<div class="bar bulk" role="group" aria-label="Selected runs">
       <span>${chosen.size.toLocaleString()} selected${chosen.size > 1000 ? ", of which 1,000 at once" : ""}</span>
-      <button disabled=${busy} onClick=${() => act("retry")}>Retry</button>
-      <button disabled=${busy} onClick=${() => act("cancel")}>Cancel</button>
+      <${WriteButton} disabled=${busy} onClick=${() => act("retry")}>Retry<//>
+      <${WriteButton} disabled=${busy} onClick=${() => act("cancel")}>Cancel<//>
       <button class="quiet" onClick=${clear}>Clear</button>
     </div>`}
     <${Trouble} error=${error} />`;
@@ -324,7 +324,7 @@ function RunList({ query }) {
       </div>
       <input type="search" aria-label="Workflow" placeholder="Workflow" value=${query.workflow || ""} onInput=${(e) => later({ workflow: e.currentTarget.value })} />
       <${TimeFilter} query=${query} />
-      <input type="search" class="wide" aria-label="Search runs" placeholder="Id, name or a value of the params" value=${query.q || ""} onInput=${(e) => later({ q: e.currentTarget.value })} />
+      <input type="search" class="wide" aria-label="Search runs" placeholder="Id, name, value of a param" value=${query.q || ""} onInput=${(e) => later({ q: e.currentTarget.value })} />
       ${items?.length > 0 && html`<label><input type="checkbox" checked=${allChosen} onChange=${() => setChosen(allChosen ? new Set() : new Set(items.map((run) => run.run_id)))} /> Select all shown</label>`}
     </div>
     <${Bulk} chosen=${chosen} clear=${() => setChosen(new Set())} query=${query} />

@@ -1,7 +1,7 @@
 // When each node was queued, parked, backing off and running, from the events of the run.
 import { html, useEffect, useMemo, useRef, useState } from "./html.js";
 import { link, setQuery } from "./route.js";
-import { Empty, Rows, duration, useNarrow } from "./ui.js";
+import { Empty, Name, Rows, STATES, duration, useNarrow } from "./ui.js";
 
 // What a node does from an event on. An event that is not here changes nothing.
 const BEGINS = {
@@ -79,6 +79,10 @@ function Part({ row, part, from, whole, place, query }) {
     href=${link(place, { ...query, node: row.id, at })} style=${{ left: `${((part.from - from) / whole) * 100}%`, width: `${Math.max(0.15, ((part.to - part.from) / whole) * 100)}%` }}></a>`;
 }
 
+function Named({ id, state, isCritical }) {
+  return html`${state && html`<span class="icon state-${state[1]}" title=${state[1]} aria-hidden="true">${state[0]}</span><span class="sr">${state[1]}, </span>`}${isCritical && html`<span class="critical" title="on the critical path">◆</span>`}<${Name} text=${id} />`;
+}
+
 // A value that changes at most so often: all rows are computed from it.
 function useCalm(value, ms) {
   const [shown, setShown] = useState(value);
@@ -103,6 +107,7 @@ export function Timeline({ run, events: newest, query }) {
   const last = events.length ? Date.parse(events.at(-1).time) : 0;
   const rows = useMemo(() => partsOf(events, epoch, active ? Math.max(now, last) : last), [events, epoch, active, now]);
   const path = useMemo(() => criticalPath(nodes), [nodes]);
+  const states = useMemo(() => new Map(nodes.map((node) => [node.id, epoch === run.epoch || node.epoch === epoch ? STATES[node.status] : null])), [nodes, epoch]);
   const shown = useMemo(() => rows.filter((row) => (!onlyPath || path.has(row.id)) && (!query.q || row.id.toLowerCase().includes(query.q.toLowerCase()))), [rows, onlyPath, path, query.q]);
   const from = rows.reduce((least, row) => Math.min(least, row.parts[0].from), Infinity);
   const whole = Math.max(1, rows.reduce((most, row) => Math.max(most, row.parts.at(-1).to), 0) - from);
@@ -115,12 +120,12 @@ export function Timeline({ run, events: newest, query }) {
       <input type="search" aria-label="Search nodes" placeholder="Node" value=${query.q || ""} onInput=${(e) => setQuery({ q: e.currentTarget.value })} />
       <span class="legend">${Object.entries(PARTS).map(([words, name]) => html`<span><span class=${`swatch ${name}`} aria-hidden="true"></span>${words}</span>`)}
         <span><span class="critical" aria-hidden="true">◆</span>on the critical path</span></span>
-      ${rows.length > 0 && html`<span class="count">${duration(whole / 1000)} in all</span>`}
+      ${rows.length > 0 && html`<span class="count">the whole: ${duration(whole / 1000)}</span>`}
     </div>
     ${shown.length === 0 && html`<${Empty}>${rows.length ? "No node matches." : "No node has started in this epoch."}<//>`}
     ${shown.length > 0 && !narrow && html`<${Axis} whole=${whole} />`}
     <${Rows} items=${shown} height=${narrow ? 44 : 28} label="Timeline" row=${(row) => html`<div class="row span" role="listitem" key=${row.id}>
-      <a class="c-name" href=${link(place, { ...query, node: row.id, at: "" })} aria-current=${query.node === row.id ? "true" : null} title=${row.id}>${path.has(row.id) ? html`<span class="critical" title="on the critical path">◆</span>` : null}${row.id}</a>
+      <a class="c-name" href=${link(place, { ...query, node: row.id, at: "" })} aria-current=${query.node === row.id ? "true" : null} title=${row.id}><${Named} id=${row.id} state=${states.get(row.id)} isCritical=${path.has(row.id)} /></a>
       <span class="lane">${row.parts.map((part) => html`<${Part} row=${row} part=${part} from=${from} whole=${whole} place=${place} query=${query} />`)}</span>
       <span class="c-duration">${duration(row.parts.filter((part) => part.kind === "running").reduce((sum, part) => sum + part.to - part.from, 0) / 1000)}</span>
     </div>`} />

@@ -2,7 +2,7 @@
 import { html, useEffect, useMemo, useRef, useState } from "./html.js";
 import { get, hasToken, newKey, path, post } from "./api.js";
 import { go, setQuery } from "./route.js";
-import { Copy, STATES, Trouble } from "./ui.js";
+import { Copy, STATES, Trouble, WriteButton } from "./ui.js";
 
 const SIMPLE = new Set(["string", "integer", "number", "boolean"]);
 const MAX_REFERENCES = 10;
@@ -289,7 +289,7 @@ export function TriggerForm({ workflow, query, versions, recent }) {
       <textarea id="params-json" rows="6" spellcheck=${false} placeholder="{}" aria-invalid=${shown[""] ? "true" : null} aria-describedby="params-about" value=${whole ?? ""} onInput=${(event) => setWhole(event.currentTarget.value)}></textarea>
       <div id="params-about">${shown[""] && html`<p class="wrong">${shown[""]}</p>`}${fields.length === 0 && html`<small>This workflow has no schema with fields for its params: any JSON object.</small>`}</div></div>`}
     <${Trouble} error=${found.error} />
-    <div class="actions"><button class="primary" type="submit" disabled=${busy}>Trigger</button>
+    <div class="actions"><${WriteButton} class="primary" type="submit" disabled=${busy}>Trigger<//>
       ${fields.length > 0 && html`<button type="button" class="quiet" onClick=${toggle}>${isWhole ? "As fields" : "As JSON"}</button>`}</div>
     <${SameAs} name=${name} version=${version} params=${params} fields=${fields} />
   </form>`;

@@ -1,6 +1,7 @@
 // Parts that several screens use. Data is only ever a text node.
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./html.js";
-import { get, save } from "./api.js";
+import { get, readOnly, save } from "./api.js";
+import { useStore } from "./store.js";
 
 // ── states: always a colour, an icon and a word ─────────────────────────────────────────
 
@@ -23,6 +24,14 @@ export function State({ of }) {
 }
 
 export const isActive = (run) => run.status === "PENDING" || run.status === "RUNNING";
+
+// A long name that is cut before its end: names that belong together often differ there only.
+const END = 8;
+
+export function Name({ text }) {
+  if (text.length <= 2 * END) return text;
+  return html`<span class="cut"><span>${text.slice(0, -END)}</span><span>${text.slice(-END)}</span></span>`;
+}
 
 // ── times ───────────────────────────────────────────────────────────────────────────────
 
@@ -69,6 +78,14 @@ export function Copy({ text, label = "Copy" }) {
     setTimeout(() => setDone(false), 1500);
   };
   return html`<button class="quiet" onClick=${copy}>${done ? "Copied" : label}</button>`;
+}
+
+export const READ_ONLY = "This token may only read.";
+
+// A button that changes something on the server.
+export function WriteButton({ disabled, children, ...more }) {
+  const isReader = useStore(readOnly);
+  return html`<button ...${more} disabled=${isReader || disabled} title=${isReader ? READ_ONLY : null}>${children}</button>`;
 }
 
 export function Trouble({ error, again }) {

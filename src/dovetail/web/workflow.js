@@ -4,8 +4,8 @@ import { getText, path, post, put, remove, reread, save, withQuery } from "./api
 import { GraphView } from "./graph.js";
 import { link, setQuery } from "./route.js";
 import { TriggerForm } from "./trigger.js";
-import { Copy, Dialog, Empty, Json, Later, Loading, State, Tabs, Time, Trouble, useRead } from "./ui.js";
-import { FailureShare, failures, targetWords, targetsOf } from "./workflows.js";
+import { Copy, Dialog, Empty, Json, Later, Loading, State, Tabs, Time, Trouble, WriteButton, useRead } from "./ui.js";
+import { FailureShare, failures, percent, targetWords, targetsOf } from "./workflows.js";
 
 const RECENT_RUNS = 50;
 const SHOWN_VERSIONS = 20;
@@ -77,21 +77,41 @@ function LatestDialog({ name, latest, target, versions, tag, onClose, onDone, ag
   <//>`;
 }
 
+// What an alias names: one version, or several by weights.
+function Targets({ label, versions, rows, set, isRollback }) {
+  const total = rows.reduce((sum, row) => sum + Number(row.weight), 0);
+  const unused = versions.filter((one) => !rows.some((row) => row.version === one));
+  const change = (at, more) => set(rows.map((row, n) => (n === at ? { ...row, ...more } : row)));
+  if (rows.length === 1) return html`<${VersionSelect} label=${label} versions=${versions} value=${rows[0].version} set=${(version) => change(0, { version })} />
+    ${!isRollback && unused.length > 0 && html`<button type="button" class="quiet" onClick=${() => set([{ ...rows[0], weight: "90" }, { version: unused[0], weight: "10" }])}>Divide runs with another version</button>`}`;
+  return html`${rows.map((row, n) => html`<div class="weights" key=${n}>
+      <${VersionSelect} label=${label} versions=${versions.filter((one) => one === row.version || unused.includes(one))} value=${row.version} set=${(version) => change(n, { version })} />
+      <label class="field"><span>Weight</span><input type="number" min="0" step="any" required value=${row.weight} onInput=${(event) => change(n, { weight: event.currentTarget.value })} /></label>
+      <span class="count">${total > 0 ? percent(Number(row.weight) / total) : ""}</span>
+      <button type="button" class="quiet" aria-label=${`Without v${row.version}`} onClick=${() => set(rows.filter((_, other) => other !== n))}>✕</button></div>`)}
+    ${unused.length > 0 && html`<button type="button" class="quiet" onClick=${() => set([...rows, { version: unused[0], weight: "10" }])}>Add a version</button>`}`;
+}
+
 function AliasDialog({ name, alias: given, current, target, versions, tag, isRollback, onClose, onDone, again }) {
   const [alias, setAlias] = useState(given ?? "");
-  const [version, setVersion] = useState(target ?? versions[0]);
+  const divided = !isRollback && current !== undefined && typeof current !== "number";
+  const [rows, setRows] = useState(divided
+    ? Object.entries(current).map(([version, weight]) => ({ version: Number(version), weight: String(weight) }))
+    : [{ version: target ?? versions[0], weight: "1" }]);
   const change = useChange(() => { onDone(); onClose(); });
   const where = path("workflows", name, "aliases", alias);
+  const [{ version }] = rows;
   const set = (event) => {
     event.preventDefault();
-    change.start(() => put(where, { version }, { "If-Match": tag }));
+    const body = rows.length === 1 ? { version } : { weights: Object.fromEntries(rows.map((row) => [row.version, Number(row.weight)])) };
+    change.start(() => put(where, body, { "If-Match": tag }));
   };
   const title = isRollback ? `Roll back ${given}` : given ? `Change ${given}` : "New alias";
   return html`<${Dialog} title=${title} onClose=${onClose}>
     <form onSubmit=${set}>
-      ${given ? html`<p>${given} names ${targetWords(current)}. Runs that are triggered by the alias use the version that it names then; runs that have started stay as they are.</p>`
+      ${given ? html`<p>${given} names ${targetWords(current)}. Runs that are triggered by the alias use what it names then; runs that have started stay as they are.</p>`
         : html`<label class="field"><span>Alias</span><input required autofocus value=${alias} placeholder="stable" onInput=${(event) => setAlias(event.currentTarget.value)} /></label>`}
-      <${VersionSelect} label=${isRollback ? "Back to" : "Version"} versions=${versions} value=${version} set=${setVersion} />
+      <${Targets} label=${isRollback ? "Back to" : "Version"} versions=${versions} rows=${rows} set=${setRows} isRollback=${isRollback} />
       <${ChangeTrouble} error=${change.error} again=${again} />
       <div class="actions"><button class="primary" type="submit" autofocus=${Boolean(given)} disabled=${change.busy || !alias}>${isRollback ? `Roll back to v${version}` : "Set"}</button>
         ${given && !isRollback && html`<button type="button" disabled=${change.busy} onClick=${() => change.start(() => remove(where, { "If-Match": tag }))}>Remove the alias</button>`}</div>
@@ -101,15 +121,15 @@ function AliasDialog({ name, alias: given, current, target, versions, tag, isRol
 
 function Aliases({ workflow, versions, byVersion, history, open }) {
   const names = Object.keys(workflow.aliases).sort((a, b) => (b === "latest") - (a === "latest") || a.localeCompare(b));
-  return html`<section><header><h2>Aliases</h2><span class="grow"></span><button class="quiet" onClick=${() => open({ kind: "alias" })}>New alias…</button></header>
+  return html`<section><header><h2>Aliases</h2><span class="grow"></span><${WriteButton} class="quiet" onClick=${() => open({ kind: "alias" })}>New alias…<//></header>
     <ul class="plain aliases">${names.map((alias) => {
       const named = targetsOf(workflow.aliases[alias]);
       const back = rollbackTarget(alias, Math.max(...named.map((one) => one.version)), versions, byVersion, history);
       return html`<li key=${alias}><div class="alias"><strong>${alias}</strong>
-          ${named.map((one) => html`<span class="target" key=${one.version}>v${one.version}${one.share === undefined ? "" : ` ${Math.round(100 * one.share)} %`} <${FailureShare} runs=${byVersion.get(one.version) ?? []} /></span>`)}</div>
+          ${named.map((one) => html`<span class="target" key=${one.version}>v${one.version}${one.share === undefined ? "" : ` ${percent(one.share)}`} <${FailureShare} runs=${byVersion.get(one.version) ?? []} /></span>`)}</div>
         <div class="actions">
-          ${back !== undefined && html`<button onClick=${() => open({ kind: alias === "latest" ? "latest" : "rollback", alias, target: back })}>Roll back to v${back}…</button>`}
-          ${alias !== "latest" && html`<button class="quiet" onClick=${() => open({ kind: "alias", alias, target: named[0]?.version })}>Change…</button>`}
+          ${back !== undefined && html`<${WriteButton} onClick=${() => open({ kind: alias === "latest" ? "latest" : "rollback", alias, target: back })}>Roll back to v${back}…<//>`}
+          ${alias !== "latest" && html`<${WriteButton} class="quiet" onClick=${() => open({ kind: "alias", alias, target: named[0]?.version })}>Change…<//>`}
         </div></li>`;
     })}</ul></section>`;
 }

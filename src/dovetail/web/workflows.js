@@ -18,7 +18,7 @@ export function targetsOf(target) {
     .sort((a, b) => b.share - a.share);
 }
 
-const percent = (share) => `${(100 * share).toFixed(share < 0.1 && share > 0 ? 1 : 0)} %`;
+export const percent = (share) => `${(100 * share).toFixed(share < 0.1 && share > 0 ? 1 : 0)} %`;
 export const targetWords = (target) => targetsOf(target).map(({ version, share }) => `v${version}${share === undefined ? "" : ` ${percent(share)}`}`).join(", ");
 
 // Of the runs that have ended: how many failed. A cancelled run is neither.

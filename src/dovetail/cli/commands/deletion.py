@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from dovetail.cli.options import AsJson, declarations, on_target
-from dovetail.cli.output import FAILED, InvalidInput, complain, print_reply
-from dovetail.cli.target import ask, chosen_run
-from dovetail.cli.text import Line, counted, plain
-from dovetail.core.errors import Conflict, NotFound
+from dovetail.cli.output import InvalidInput, print_reply
+from dovetail.cli.target import act_on_each, ask, chosen_run, report_refused
+from dovetail.cli.text import Line, counted
 
 if TYPE_CHECKING:
     from dovetail.engine.api import EngineApi
@@ -39,25 +38,23 @@ def delete(
     """
 
     async def question(commands: EngineApi) -> dict[str, Any]:
-        deleted: list[str] = []
-        refused: list[dict[str, str]] = []
-        for given in dict.fromkeys(runs):
-            try:
-                run_id = await chosen_run(commands, given)
-                if run_id not in deleted:
-                    await commands.delete_run(run_id)
-                    deleted.append(run_id)
-            except (Conflict, NotFound) as error:
-                refused.append({"run": given, "type": error.type, "message": str(error)})
-        if deleted:
+        deleted: set[str] = set()
+
+        async def one(given: str) -> str:
+            run_id = await chosen_run(commands, given)
+            if run_id not in deleted:  # two beginnings may be of one run
+                await commands.delete_run(run_id)
+                deleted.add(run_id)
+            return run_id
+
+        done, refused = await act_on_each(runs, one, "run")
+        if done:
             await commands.reclaim_space()
-        return {"deleted": deleted, "refused": refused}
+        return {"deleted": list(dict.fromkeys(done)), "refused": refused}
 
     done = ask(question)
     print_reply(done, _deleted_lines, as_json=as_json)
-    for one in done["refused"]:
-        complain([("error: ", "bold bad"), (plain(one["message"]), "")])
-    return FAILED if done["refused"] else 0
+    return report_refused(done["refused"])
 
 
 def _deleted_lines(done: dict[str, Any]) -> Iterator[Line]:

@@ -153,12 +153,14 @@ def serve_mcp(allow_writes: AllowWrites = False, handlers: Handlers = None) -> i
     """Serve tools for an agent over stdio, by the Model Context Protocol.
 
     Without --allow-writes it only reads. With it, on the embedded file, runs that the agent starts
-    are driven by this process, with --handlers. Ends when stdin does.
+    are driven by this process, with --handlers. Ends when stdin does; SIGTERM and Ctrl-C end it
+    within seconds, and hand back what runs.
     """
     import asyncio
 
     from dovetail import __version__
-    from dovetail.cli.services import mcp_imports
+    from dovetail.cli.interruptible import run_interruptible
+    from dovetail.cli.services import mcp_imports, treat_interrupt_as_terminate
     from dovetail.cli.target import open_engine, open_reader, target_settings
     from dovetail.handlers.builtin import load_registry
     from dovetail.telemetry.logs import show_logs
@@ -170,14 +172,26 @@ def serve_mcp(allow_writes: AllowWrites = False, handlers: Handlers = None) -> i
     settings = target_settings()
     show_logs(settings, names=True)
 
-    async def serve_tools() -> None:
+    async def serve_tools(stopping: Stopping) -> int:
+        treat_interrupt_as_terminate()
         registry = load_registry(settings, handlers or ())
         opened = (open_engine if allow_writes else open_reader)(settings, registry)
         async with opened as engine:
-            await serve_stdio(AgentTools(engine), __version__, allow_writes=allow_writes)
+            tools = AgentTools(engine)
+            serving = asyncio.create_task(
+                serve_stdio(tools, __version__, allow_writes=allow_writes)
+            )
+            asked = asyncio.create_task(stopping.wait())
+            await asyncio.wait({serving, asked}, return_when=asyncio.FIRST_COMPLETED)
+        if not serving.done():
+            os._exit(0)  # a thread that reads stdin is left, for which Python would wait
+        serving.result()
+        return 0
 
-    asyncio.run(serve_tools())
-    return 0
+    def give_up(request: StopRequest) -> None:
+        """Other processes go on with its runs."""
+
+    return run_interruptible(serve_tools, give_up, 0.0)
 
 
 @app.command()
