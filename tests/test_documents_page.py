@@ -24,6 +24,7 @@ TEXT = PAGE.read_text()
 def here(tmp_path: Path) -> Path:
     """Where the reader of the page is: beside a copy of our samples."""
     shutil.copytree(ROOT / "examples" / "documents", tmp_path / "inbox")
+    shutil.copy(ROOT / "examples" / "long_invoice.pdf", tmp_path)
     return tmp_path
 
 
@@ -91,9 +92,12 @@ def test_the_page_has_every_setting() -> None:
     read = {name for text in sources for name in re.findall(r'"(DOVETAIL_DOCUMENTS_\w+)"', text)}
     assert names(rows("variable")) == read
     assert f"`{reading.MAX_BYTES}`" in TEXT
+    assert f"`{reading.MAX_PAGES}`" in TEXT
     assert f"`{extraction.MODEL_SECONDS:g}`" in TEXT
 
 
 def test_the_limits_of_the_page_are_the_real_ones() -> None:
     assert f"{reading.MAX_BYTES // 1_000_000} MB (`{reading.MAX_BYTES_SETTING}`)" in TEXT
     assert f"{reading.MAX_TEXT_LENGTH:,} characters" in TEXT
+    most = f"{reading.MAX_ALLOWED_PAGES:,}"
+    assert f"{reading.MAX_PAGES} pages (`{reading.MAX_PAGES_SETTING}`, up to {most})" in TEXT

@@ -174,6 +174,7 @@ item 2 failed in 'extract': document 3 is empty
 }
 
 DOCUMENTS = "dovetail documents process examples/documents"
+PAGES = "dovetail documents process examples/long_invoice.pdf --pages"
 FOUND = {
     "agreement.pdf": ("contract", None, True),
     "invoice.pdf": ("invoice", 621.36, True),
@@ -260,6 +261,16 @@ def test_the_documents_are_extracted_once_and_not_the_second_time(tmp_path: Path
         assert found == FOUND
 
 
+def test_the_long_invoice_is_extracted_page_by_page(tmp_path: Path) -> None:
+    done = call(f"{PAGES} --json", DOVETAIL_DOCUMENTS_OUT=str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)["documents"]
+    shown = ("type", "vendor", "date", "currency", "total")
+    facts = ["invoice", "Harbour Tools Ltd", "2026-03-04", "GBP", 1141.8]
+    assert [found[name] for name in shown] == facts
+    assert found["confidence"] > 0.9
+
+
 def test_every_example_is_valid_and_gives_no_warning() -> None:
     done = call("dovetail validate", *FLOWS, *HANDLERS, "--json")
     assert done.returncode == 0, done.stdout
@@ -282,7 +293,7 @@ def test_every_command_that_an_example_names_is_run_here() -> None:
         if path.suffix in (".yaml", ".py", ".md"):
             reported = r"(?:\./dev run|dovetail (?:run|documents)|python) [^\n`]*"
             named |= {command_of(line) for line in re.findall(reported, path.read_text())}
-    assert named == {*RUNS, *SCRIPTS, *ON_CELERY, DOCUMENTS}
+    assert named == {*RUNS, *SCRIPTS, *ON_CELERY, DOCUMENTS, PAGES}
 
 
 def command_of(line: str) -> str:
@@ -294,7 +305,7 @@ def command_of(line: str) -> str:
 
 
 def test_every_file_of_the_examples_is_used_here() -> None:
-    used = {word for command in [*RUNS, *SCRIPTS, *ON_CELERY] for word in command.split()}
+    used = {word for command in [*RUNS, *SCRIPTS, *ON_CELERY, PAGES] for word in command.split()}
     used |= {f"examples/documents/{name}" for name in FOUND}
     files = {p.relative_to(ROOT).as_posix() for p in EXAMPLES.rglob("*.*") if p.is_file()}
     files = {name for name in files if "__pycache__" not in name}

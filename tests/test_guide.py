@@ -163,7 +163,7 @@ def test_the_commands_and_options_of_the_guide_exist(tmp_path: Path) -> None:
         explained = call(f"dovetail {name} --help", tmp_path).stdout
         for option in re.findall(r"--?[a-z]+", usage):
             assert option in explained, f"{name} {option}"
-    commands_listed = re.findall(r"^  (\w+)  ", listed.split("Commands:")[1], re.MULTILINE)
+    commands_listed = re.findall(r"^  ([\w-]+)  ", listed.split("Commands:")[1], re.MULTILINE)
     assert {code(row[0]).split()[1] for row in rows("command")} == set(commands_listed)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import signal
+import subprocess
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -371,3 +373,33 @@ def test_a_name_of_a_workflow_gives_a_name_that_every_client_accepts(name: str) 
     assert re.fullmatch(r"run_[A-Za-z0-9_-]{1,60}", tool_name(name))
     assert tool_name(name) not in {tool.name for tool in TOOLS}
     assert tool_name(name) not in {tool_name(other) for other in ("v1-2", "x" * 62, "é" * 2)}
+
+
+@pytest.mark.parametrize(
+    ("words", "number"),
+    [((), signal.SIGTERM), (("--allow-writes", "--handlers", "mine.py"), signal.SIGINT)],
+)
+def test_a_signal_ends_the_server_of_stdio_though_its_client_is_still_there(
+    registered: Path, words: tuple[str, ...], number: signal.Signals
+) -> None:
+    process = subprocess.Popen(
+        [SCRIPT, "mcp", *words],
+        cwd=registered,
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    with process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        about = {"protocolVersion": "2025-06-18", "capabilities": {}}
+        about["clientInfo"] = {"name": "test", "version": "1"}
+        asked = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": about}
+        process.stdin.write(json.dumps(asked).encode() + b"\n")
+        process.stdin.flush()
+        assert json.loads(process.stdout.readline())["id"] == 1
+        process.send_signal(number)
+        assert process.wait(20) == 0
+        assert process.stderr.read() == b""

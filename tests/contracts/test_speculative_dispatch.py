@@ -29,10 +29,10 @@ class Hot:
 
     def __init__(self, pipe: PipelinedRedis) -> None:
         self.pipe = pipe
-        sender = StreamSender(pipe)
-        ahead = SpeculativeDispatch(TaskRenderer().render_ahead, sender.sending)
+        sender, renderer = StreamSender(pipe), TaskRenderer()
+        ahead = SpeculativeDispatch(renderer.render_ahead, sender.sending)
         self.store = RedisStore(pipe, ahead=ahead)
-        self.publisher = Publisher(self.store, self.store, sender, lambda: 1.0)
+        self.publisher = Publisher(self.store, self.store, sender, lambda: 1.0, renderer=renderer)
         self.seen = 0
 
     async def begun(self, of: Graph) -> list[Task]:
@@ -214,3 +214,49 @@ async def test_parents_of_many_runs_are_read_together_even_if_some_were_skipped(
     assert hot.pipe.roundtrips - before == 2
     assert [scene.inputs(of.index["c"]) for scene in scenes] == [{"a": {"x": "a"}}] * 20
     assert {scene.get("b").status for scene in scenes} == {"SKIPPED"}
+
+
+async def items_begun(hot: Hot, total: int) -> list[Task]:
+    """A run with a mapped node, whose first items are started."""
+    each = {"items": list(range(total)), "max_concurrency": 3}
+    config = {"of": "{{ item }}"}
+    of = graph({"m": []}, m={"for_each": each, "config": config})
+    decision = await hot.store.create(Submit("r", of, {}), 1.0)
+    expands = await hot.publisher.publish(decision.dispatch)
+    (expanded,) = await hot.store.apply(expands, 1.0)
+    await hot.publisher.publish(expanded.dispatch)
+    return await hot.started()
+
+
+async def test_the_next_items_are_sent_with_the_results_once_they_can_be_foreseen(hot: Hot) -> None:
+    tasks = await items_begun(hot, 12)
+    for number in range(4):
+        decisions = await hot.complete(*tasks)
+        orders = [order for decision in decisions for order in decision.dispatch]
+        if number == 3:  # the list has come to its end
+            assert (orders, await hot.sent()) == ([], [])
+            break
+        if number < 2:
+            assert len(orders) == 3
+            await hot.publisher.publish(orders)
+        else:
+            assert orders == []
+        tasks = await hot.started()
+        assert [task.item for task in tasks] == [3 * number + 3 + item for item in range(3)]
+        assert [task.config for task in tasks] == [{"of": task.item} for task in tasks]
+    assert (await hot.store.load("r")).node("m").output == [{"x": f"m[{n}]"} for n in range(12)]
+
+
+async def test_items_are_not_foreseen_while_another_process_begins_some(hot: Hot) -> None:
+    tasks = await items_begun(hot, 30)
+    other = RedisStore(hot.pipe)
+    for _ in range(4):
+        first, *rest = tasks
+        decisions = await hot.complete(first)
+        decisions += await other.apply([completion(task) for task in rest], 3.0)
+        orders = [order for decision in decisions for order in decision.dispatch]
+        assert len(orders) == 3
+        assert await hot.sent() == []
+        await hot.publisher.publish(orders)
+        tasks = await hot.started()
+        assert len(tasks) == 3

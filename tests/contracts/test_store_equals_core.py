@@ -16,6 +16,7 @@ from hypothesis import Phase as Phases
 from hypothesis import given, note, settings
 
 from dovetail.core.dag import Graph
+from dovetail.core.events import Token
 from dovetail.core.run import Phase
 from dovetail.core.states import NodeStatus
 from dovetail.core.transitions import (
@@ -155,6 +156,40 @@ async def test_two_retries_from_a_mapped_node_in_one_batch_equal_the_core(peers:
     again = Retry(twins.id, "m")
     await twins.together([again, Cancel(twins.id), again, Cancel(twins.id), again], 1.0)
     await twins.together([Expand(twins.id, "m", twins.core.node("m").token, 3)], 1.0)
+    await twins.end()
+
+
+@pytest.mark.parametrize("others", [{}, {"other": []}])
+async def test_what_a_rerun_leaves_behind_of_old_items_says_nothing(
+    peers: Peers, others: dict[str, list[str]]
+) -> None:
+    """Redis does not delete the records of items that begin anew, if it has those of others."""
+    each = {"items": list(range(5)), "max_concurrency": 2}
+    maps = {name: {"for_each": each} for name in ("m", *others)}
+    twins = Twins(peers, graph({"m": [], **others}, **maps), in_silence)
+    await twins.begin()
+
+    async def expand_all() -> None:
+        names = expanding(twins.core)
+        moves = [Expand(twins.id, one, twins.core.node(one).token, 5) for one in names]
+        await twins.together(moves, 1.0)
+
+    async def complete(name: str) -> Token:
+        token = twins.core.node(name).token
+        await twins.together([Claim(twins.id, name, token, "w", twins.now + LEASE)], 1.0)
+        await twins.together([Complete(twins.id, name, token, {"sum": 1})], 1.0)
+        return token
+
+    await expand_all()
+    tokens = [await complete(f"m[{item}]") for item in range(4)]
+    await twins.together([Cancel(twins.id)], 1.0)
+    await twins.together([Retry(twins.id, "m")], 1.0)
+    late = [Complete(twins.id, f"m[{item}]", token, {}) for item, token in enumerate(tokens)]
+    await twins.together(late, 1.0)  # before the list is known again, and after
+    await expand_all()
+    await complete("m[0]")
+    await twins.together(late, 1.0)
+    await twins.together([Cancel(twins.id)], 1.0)
     await twins.end()
 
 

@@ -233,6 +233,24 @@ class TestItemsAreTriedAgain:
         assert walk.dispatched(decision) == ["m[0]", "m[1]", "s"]
         assert walk.token("m[0]").attempt == 2
 
+    @pytest.mark.parametrize("failures", [0, 1, 4])
+    def test_items_lost_by_a_takeover_are_lost_one_after_the_other_as_by_reaps(
+        self, failures: int
+    ) -> None:
+        """The log has the same events either way, so the audit cannot tell them apart."""
+        taken, reaped = (
+            mapped(6, m=each(3, failures=failures, delivery="at_most_once")) for _ in range(2)
+        )
+        for walk in (taken, reaped):
+            for item in ("m[0]", "m[1]", "m[2]"):
+                walk.start(item)
+        taken.apply(TakeOver("r", MAX_CRASHES))
+        for item in ("m[0]", "m[1]", "m[2]"):
+            reaped.lose(item)
+        events = [[(one.type, one.node) for one in walk.log] for walk in (taken, reaped)]
+        assert events[0] == events[1]
+        assert counts(taken) == counts(reaped)
+
     def test_an_item_that_may_have_started_before_a_restore_is_not_started_again(self) -> None:
         walk = mapped(2, m=each(delivery="at_most_once"))
         decision = restore(walk.state, walk.now + 5, walk.now)
@@ -447,3 +465,10 @@ def test_what_is_kept_of_a_long_list_is_bounded_by_its_window() -> None:
         walk.run(f"m[{item}]", output=item)
         assert len(items.out) == 5
     assert [order.item for order in walk.last.dispatch] == [504]
+
+
+def test_a_window_has_at_most_ten_thousand_items() -> None:
+    walk = mapped(10_003, m=each(100_000))
+    assert len(walk.last.dispatch) == 10_000
+    walk.run("m[0]")
+    assert [order.item for order in walk.last.dispatch] == [10_000]

@@ -55,6 +55,56 @@ def test_many_parents_are_counted_in_the_sentence_and_listed_in_the_details() ->
     assert why(walk)["join"]["details"]["parents"] == names
 
 
+EACH = {"for_each": {"items": [1, 2, 3, 4], "max_concurrency": 3}}
+
+
+def test_a_mapped_node_is_explained_by_what_its_items_wait_for() -> None:
+    waits = {**EACH, "resource_tag": "api", "max_retries": 1, "retry": {"jitter": 0}}
+    walk = Walk({"m": []}, m=waits)
+    assert said(walk, "m") == ("queued", "queued: its list is about to be made")
+    walk.expand("m", 4)
+    assert said(walk, "m") == ("queued", "0 of 4 items completed, 3 are queued")
+    nobody = "0 of 4 items completed, 3 are queued, no live worker serves handler 'h'"
+    assert said(walk, "m", served=()) == ("no_worker", nobody)
+    stopped = said(walk, "m", hindered="Redis is full")
+    assert stopped == ("no_worker", "0 of 4 items completed, 3 are queued, but Redis is full")
+    interrupted = "interrupted: queued, and no process is running the run"
+    assert said(walk, "m", driven=False) == ("no_worker", interrupted)
+    for item, seconds in enumerate((30, 20, 10)):
+        walk.park(f"m[{item}]", seconds)
+    assert said(walk, "m") == ("rate_limited", "0 of 4 items completed, 3 wait for a rate limit")
+    details = why(walk)["m"]["details"]
+    assert (details["resource_tag"], details["seconds"]) == ("api", 10.0)
+    walk.later(10)
+    walk.wake("m[2]")
+    walk.start("m[2]")
+    assert said(walk, "m") == (
+        "running",
+        "0 of 4 items completed, 1 running, 2 wait for a rate limit",
+    )
+    walk.fail("m[2]")
+    for item in (1, 0):
+        walk.later(10)
+        walk.wake(f"m[{item}]")
+        walk.start(f"m[{item}]")
+        walk.complete(f"m[{item}]", 1)
+    walk.run("m[3]")
+    reported = why(walk)["m"]
+    assert (reported["code"], reported["why"]) == (
+        "backing_off",
+        "3 of 4 items completed, 1 backs off",
+    )
+    assert reported["details"]["items"]["completed"] == 3
+    assert reported["details"]["until"] is not None
+
+
+def test_items_wait_for_the_limit_of_their_run() -> None:
+    walk = Walk({"a": [], "m": []}, m=EACH, max_concurrency=1)
+    walk.expand("m", 4)
+    expected = ("max_concurrency", "0 of 4 items completed, 3 wait for max_concurrency")
+    assert said(walk, "m") == expected
+
+
 def test_a_published_node_is_queued_for_a_slot() -> None:
     walk = Walk({"a": []})
     assert said(walk, "a") == ("queued", "queued: waits for a free slot of a worker")

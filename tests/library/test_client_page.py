@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from dovetail import Dovetail, InvalidParams, NotFound
+from dovetail.redis_client.pipelined import PipelinedRedis
+from dovetail.transports.messages import dead_letter_commands
 
 from .places import PLACES, on_a_file, over_http, over_redis
 
@@ -34,6 +36,12 @@ async def check(dt: Dovetail) -> None:
     counted = await dt.run_counts(workflow="w", hours=2)
     assert counted.counts["COMPLETED"] == 1
     assert [one["total"] for one in counted.hours][-1] <= 1
+    looked = await dt.queues()
+    assert (looked.running, looked.parked, looked.complete) == ([], [], True)
+    assert await dt.dead_letters() == []
+    for change in (dt.requeue_dead_letter, dt.drop_dead_letter):
+        with pytest.raises(NotFound, match="there is no dead letter 'x'"):
+            await change("x")
     with pytest.raises(InvalidParams):
         await dt.run_counts(hours=1000)
     with pytest.raises(NotFound):
@@ -55,3 +63,15 @@ async def test_the_client_does_the_same_in_every_place(
     else:
         async with (on_a_file if place == "file" else over_http)(tmp_path, [], {}) as dt:
             await check(dt)
+
+
+async def test_the_run_of_a_dead_letter_is_retried(redis_url: str) -> None:
+    async with over_redis(redis_url, [], {}) as dt, PipelinedRedis(redis_url) as pipe:
+        run = await dt.run({"name": "f", "nodes": [{"id": "a", "handler": "fail"}]})
+        fields = {"run_id": run.run_id}
+        await pipe.call_many(dead_letter_commands("tasks:fail", "1-1", "poison", fields, str))
+        (letter,) = await dt.dead_letters()
+        assert (letter.stream, letter.reason, letter.fields) == ("tasks:fail", "poison", fields)
+        assert (await dt.requeue_dead_letter(letter.letter_id)).run_id == run.run_id
+        assert (await dt.wait(run.run_id)).epoch == 2
+        assert await dt.dead_letters() == []

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-from dovetail.core import effects, step
+from dovetail.core import effects, item_rules, step
+from dovetail.core.items import PLACES, MapState
 from dovetail.core.run import Phase, RunState
 from dovetail.core.states import FINISHED, NodeStatus, Reason
-from dovetail.core.transitions import Cancel, Claim, Complete, Decision, Reap
+from dovetail.core.transitions import Cancel, Claim, Complete, Decision, Expand, Reap
 
 from . import processes, runs, scenarios, world
 from .processes import Program, one
@@ -47,6 +48,10 @@ class Mutant:
 
 def rule(kind: type, planted: Callable[..., Decision]) -> Patch:
     return lambda: patch.dict(step.RULES, {kind: planted})
+
+
+def item_rule(kind: type, planted: Callable[..., Decision]) -> Patch:
+    return lambda: patch.dict(item_rules.ITEM_RULES, {kind: planted})
 
 
 def process(name: str, planted: Callable[..., Any]) -> Patch:
@@ -138,6 +143,41 @@ def fail_the_run_anyway(run: RunState, index: int, *more: Any) -> list[int]:
     return real_fail_node(run, index, *more)
 
 
+def complete_item_whatever_its_token(
+    run: RunState, move: Complete, now: float, nonce: int
+) -> Decision:
+    return item_rules.complete(run, move._replace(token=run.node(move.node).token), now, nonce)
+
+
+def complete_item_that_has_ended(run: RunState, move: Complete, now: float, nonce: int) -> Decision:
+    """Every delivery looks whether nothing is out any more."""
+    decision = item_rules.complete(run, move, now, nonce)
+    found = item_rules.find(run, move.node)
+    if not decision.changed and found is not None:
+        decision = Decision()
+        effects.advance_map(run, found.node_index, decision, now, nonce)
+    return decision
+
+
+def expand_again(run: RunState, move: Expand, now: float, nonce: int) -> Decision:
+    """The list begins anew, and its items that are out are forgotten."""
+    node = run.node(move.node)
+    if node.items is not None and node.status not in FINISHED:
+        run.active -= len(node.items.out)
+        node.items, node.phase = MapState(move.total), Phase.EXPANDING
+    return item_rules.expand(run, move._replace(token=node.token), now, nonce)
+
+
+real_advance_map = effects.advance_map
+
+
+def end_with_the_first(run: RunState, index: int, out: Decision, now: float, nonce: int) -> None:
+    real_advance_map(run, index, out, now, nonce)
+    items = effects.mapped(run, index)[1]
+    if items.out and items.completed:
+        effects.end_map(run, index, None, out, now, nonce)
+
+
 def everywhere(name: str, planted: Callable[..., Any]) -> tuple[Patch, ...]:
     """A function that the rules know under two names."""
     return (
@@ -162,6 +202,12 @@ def looks_without(name: str) -> Callable[[Facts, int], Program]:
         return tuple(stage for stage in kept if stage)
 
     return look_after
+
+
+def looks_at_items_only(run: Facts, noted: int) -> Program:
+    """What is looked after is published again, but a list is not rendered again."""
+    items = tuple(start for start in run.published if start[0] >= PLACES)
+    return real_look_after(run._replace(published=items), noted)
 
 
 def follow_without_publishing(orders: Orders) -> Program:
@@ -319,6 +365,36 @@ MUTANTS = (
         Scenario("", scenarios.allowed, {"fail": 1}),
         "run.failed",
         everywhere("fail_node", fail_the_run_anyway),
+    ),
+    Mutant(
+        "a result of an item is taken whatever its token",
+        Scenario("", scenarios.mapped, {"expire": 1}),
+        "a stale attempt was applied",
+        (item_rule(Complete, complete_item_whatever_its_token),),
+    ),
+    Mutant(
+        "a repeated result of an item ends its node again",
+        Scenario("", scenarios.mapped, {"double": 1}),
+        "m has ended twice|a finished run changed|m: it was COMPLETED and changed",
+        (item_rule(Complete, complete_item_that_has_ended),),
+    ),
+    Mutant(
+        "a list is expanded twice",
+        Scenario("", scenarios.mapped, {"haste": 1}, workers=1),
+        "m.0.: it was started 1 times and counts 0",
+        (rule(Expand, expand_again),),
+    ),
+    Mutant(
+        "a mapped node ends with the first of its items",
+        Scenario("", scenarios.mapped, {}),
+        "not items.out",
+        (lambda: patch.object(item_rules, "advance_map", end_with_the_first),),
+    ),
+    Mutant(
+        "a list that an orchestrator died over is not rendered again",
+        Scenario("", scenarios.mapped, {"kill": 1}),
+        NEVER_ENDS,
+        (process("look_after", looks_at_items_only),),
     ),
     Mutant(
         "a run is made again over itself",

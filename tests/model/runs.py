@@ -5,7 +5,8 @@ the outcome is remembered, so that a million states of the protocol cost a few t
 of these is checked when it is made. Time is abstract: nothing but a lease or a wait looks at the
 clock, so a lease is FRESH or EXPIRED, and whatever waits may be woken.
 
-As in Redis, conditions are decided in a second call: the first leaves what became ready `pending`.
+As in Redis, conditions are decided in a second call: the first leaves what became ready `pending`,
+and an item of a mapped node has a place beyond those of the nodes. Every list has two items.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from unittest.mock import patch
 import orjson
 
 from dovetail.core import effects, step
-from dovetail.core.dag import Graph
+from dovetail.core.dag import Graph, NodeSpec
 from dovetail.core.events import NO_TOKEN, Token
+from dovetail.core.items import WAITING, ItemEnd, MapState, item_name, item_place, split_place
 from dovetail.core.run import NodeState, Phase, RunState
 from dovetail.core.states import FINAL, FINISHED, NodeStatus
 from dovetail.core.transitions import (
@@ -28,6 +30,7 @@ from dovetail.core.transitions import (
     Claim,
     Complete,
     Decision,
+    Expand,
     Fail,
     Park,
     Reap,
@@ -44,15 +47,18 @@ from ..core.invariants import check_run, check_step
 NOW, LATER = 0.0, 2.0
 EXPIRED, FRESH = 0.0, 1.0
 MAX_CRASHES = 2
+ITEMS = 2
+"""Of each mapped node."""
 OUTPUTS = {"yes": {"go": True}, "no": {"go": False}}
 ERROR = {"type": "ValueError", "message": "broken"}
 ENDS = ("node.completed", "node.cached", "node.failed", "node.skipped", "node.cancelled")
 NODE_FIELDS = NodeState.__slots__
+MAP_FIELDS = ("running", "completed", "failed", "total")
 RUN_FIELDS = ("status", "epoch", "finished_at", "error", "unfinished", "failed", "cancelled")
 REAL_RESOLVE = effects.resolve
 
 Start = tuple[int, Token]
-"""A node, by its place, and the token of one start of it."""
+"""A node or an item, by its place, and the token of one start of it."""
 Move = tuple[Any, ...]
 """A transition: its kind, then what it is about."""
 
@@ -87,7 +93,7 @@ class Frozen(NamedTuple):
     held: tuple[int, ...]
     pending: tuple[int, ...]
     starts: tuple[int, ...]
-    """Claims that were granted to each node in its epoch."""
+    """Claims that were granted to each node and item in its epoch, in the order of `places`."""
     granted: tuple[Token, ...]
     """The newest of them."""
     era: int
@@ -104,6 +110,7 @@ class Facts(NamedTuple):
     finished: bool
     final: bool
     published: tuple[Start, ...]
+    """With the mapped nodes whose list is to be rendered."""
     waiting: tuple[Start, ...]
     running: tuple[Start, ...]
     expired: tuple[Start, ...]
@@ -159,13 +166,20 @@ class Runs:
     def __init__(self, graph: Graph, *, oracle: bool = True, nonces: bool = True) -> None:
         """`oracle`: compare every step with what the tests of the core expect of it."""
         self.graph = graph
-        self.names = [spec.id for spec in graph.nodes]
+        self.names = {index: spec.id for index, spec in enumerate(graph.nodes)}
+        for index, spec in enumerate(graph.nodes):
+            if spec.for_each is not None:
+                for item in range(ITEMS):
+                    self.names[item_place(index, item)] = item_name(spec.id, item)
+        self.places = {name: place for place, name in self.names.items()}
+        self._slots = {place: slot for slot, place in enumerate(self.names)}
         self.frozen: list[Frozen | None] = [None]
         self.facts: list[Facts] = [ABSENT]
         self._oracle = oracle
         self._nonces = nonces
         self._numbers: dict[Frozen, int] = {}
         self._outcomes: dict[tuple[int, Move], Outcome] = {}
+        self._expired: dict[tuple[int, Start], int] = {}
 
     def apply(self, run: int, move: Move) -> Outcome:
         key = (run, move)
@@ -185,12 +199,22 @@ class Runs:
 
     def expire(self, number: int, start: Start) -> int:
         """Time passes: the lease of this start is over."""
-        frozen = self.frozen[number]
-        assert frozen is not None
-        node = list(frozen.nodes[start[0]])
-        node[NODE_FIELDS.index("lease_until")] = EXPIRED
-        nodes = (*frozen.nodes[: start[0]], tuple(node), *frozen.nodes[start[0] + 1 :])
-        return self._number(frozen._replace(nodes=nodes))
+        known = self._expired.get((number, start))
+        if known is None:
+            frozen, run = self.frozen[number], self.thaw(number)
+            assert frozen is not None
+            run.node(self.names[start[0]]).lease_until = EXPIRED
+            known = self._number(self.freeze(run, *frozen[STARTS:]))
+            self._expired[number, start] = known
+        return known
+
+    def spec(self, place: int) -> NodeSpec:
+        """What is defined of a node, or of the node of an item."""
+        return self.graph.nodes[split_place(place)[0]]
+
+    def is_mapped(self, place: int) -> bool:
+        """Whether it is a mapped node, and not one of its items."""
+        return place < len(self.graph.nodes) and self.graph.nodes[place].for_each is not None
 
     def forget(self, number: int, lost: int) -> int:
         """Redis comes back as it was at `number`, having been at `lost`."""
@@ -232,12 +256,11 @@ class Runs:
             run.pending = ()
         starts, granted = list(frozen.starts), list(frozen.granted)
         if move[0] == "claim" and decision.changed:
-            starts[move[1]] += 1
-            granted[move[1]] = move[2]
+            starts[self._slots[move[1]]] += 1
+            granted[self._slots[move[1]]] = move[2]
         if move[0] == "retry":
-            for place, node in enumerate(run.nodes):
-                if node.epoch != before["nodes"][place]["epoch"]:
-                    starts[place], granted[place] = 0, NO_TOKEN
+            for slot in self._begins_again(before, run):
+                starts[slot], granted[slot] = 0, NO_TOKEN
         after = self.freeze(run, starts, granted, frozen.era, frozen.remembered)
         wrong = wrong or self._judge(frozen, run, after, move, decision)
         if wrong is None and transition is not None and self._oracle:
@@ -254,7 +277,7 @@ class Runs:
         with undecided(), patch.object(step, "RunState", _new_run):
             run, decision = step.begin(Submit("r", self.graph, {}), NOW, 1)
         assert isinstance(run, PendingRun)
-        size = len(run.nodes)
+        size = len(self.names)
         frozen = self.freeze(run, [0] * size, [NO_TOKEN] * size, 0, frozenset())
         number = self._number(frozen)
         return Outcome(number, True, self._orders(run, decision), bool(run.pending), None)
@@ -276,6 +299,17 @@ class Runs:
             REAL_RESOLVE(run, ready, out, NOW, nonce)
         return out, None
 
+    def _begins_again(self, before: dict[str, Any], run: PendingRun) -> Iterator[int]:
+        """The slots of the nodes and items that a retry has reset."""
+        for place, slot in self._slots.items():
+            index, item = split_place(place)
+            node = run.nodes[index]
+            if node.epoch == before["nodes"][index]["epoch"]:
+                continue
+            # Of a node that keeps its items, those that completed or run stay as they are.
+            if item is None or node.items is None or node.items.statuses[item] == WAITING:
+                yield slot
+
     def transition(self, move: Move) -> Transition:
         kind, *about = move
         if kind == "cancel":
@@ -296,14 +330,16 @@ class Runs:
                 return Park("r", name, token, FRESH)
             case "wake":
                 return Wake("r", name, token)
+            case "expand":
+                return Expand("r", name, token, ITEMS)
             case "recall":
                 return Recall("r", name, token, OUTPUTS["yes"])
         return Complete("r", name, token, OUTPUTS[kind])
 
     def _orders(self, run: PendingRun, decision: Decision) -> Orders:
         return Orders(
-            tuple((order.node_index, order.token) for order in decision.dispatch),
-            tuple((run.graph.index[wake.node], wake.token) for _, wake in decision.wake),
+            tuple((self.places[order.name], order.token) for order in decision.dispatch),
+            tuple((self.places[wake.node], wake.token) for _, wake in decision.wake),
             bool(decision),
             decision.ended,
             run.epoch,
@@ -328,43 +364,50 @@ class Runs:
             return "a cancel left something unfinished"
         if kind == "claim" and decision.changed and was.final:
             return "a node was started in a run that has failed or ended"
-        places = {name: place for place, name in enumerate(self.names)}
-        ended: set[int] = set()
+        old = self.thaw(self._numbers[before])
+        ended: set[str] = set()
         for event in decision.events:
             if event.node is None or event.type not in ENDS:
                 continue
-            place = places[event.node]
-            finished = before.nodes[place][STATUS] in FINISHED and kind != "retry"
-            if place in ended or finished:
+            finished = _state(old, event.node).status in FINISHED and kind != "retry"
+            if event.node in ended or finished:
                 return f"{event.node} has ended twice in an epoch: {event.type}"
-            ended.add(place)
-        for place, (old, new) in enumerate(zip(before.nodes, after.nodes, strict=True)):
-            wrong = self._judge_node(place, old, new, after, move)
+            ended.add(event.node)
+        for place, name in self.names.items():
+            wrong = self._judge_node(place, _state(old, name), _state(run, name), after, move)
             if wrong is not None:
-                return f"{self.names[place]}: {wrong}"
+                return f"{name}: {wrong}"
         if decision.changed and kind in ("reap", *OUTPUTS, "fail"):
-            place, token = move[1], move[2]
-            if before.granted[place] != token:
-                return f"{self.names[place]}: a stale attempt was applied: {token}"
-            if kind == "reap" and before.nodes[place][LEASE] == FRESH:
-                return f"{self.names[place]}: it was taken from a worker that had renewed its lease"
+            name, token = self.names[move[1]], move[2]
+            if before.granted[self._slots[move[1]]] != token:
+                return f"{name}: a stale attempt was applied: {token}"
+            if kind == "reap" and _state(old, name).lease_until == FRESH:
+                return f"{name}: it was taken from a worker that had renewed its lease"
         return None if run.pending else _failing(check_run, run)
 
     def _judge_node(
-        self, place: int, old: tuple[Any, ...], new: tuple[Any, ...], after: Frozen, move: Move
+        self, place: int, old: NodeState, new: NodeState, after: Frozen, move: Move
     ) -> str | None:
+        is_mapped = self.is_mapped(place)
         if move[0] != "retry":
-            if old[STATUS] in FINISHED and new != old:
-                return f"it was {old[STATUS]} and changed within its epoch"
-        elif old[STATUS] in (NodeStatus.COMPLETED, NodeStatus.RUNNING) and new != old:
-            start = move[1]
-            if start is None or place not in {start, *self.graph.descendants(start)}:
-                return f"it was {old[STATUS]}, and a retry started it again"
-        if new[STATUS] is NodeStatus.RUNNING and new[TOKEN] != after.granted[place]:
-            return f"a claim was granted that is not of its token {new[TOKEN]}"
-        if after.starts[place] != new[ATTEMPT]:
-            return f"it was started {after.starts[place]} times and counts {new[ATTEMPT]}"
-        if self.graph.nodes[place].at_most_once and after.starts[place] > 1:
+            if old.status in FINISHED and _frozen_node(new) != _frozen_node(old):
+                return f"it was {old.status} and changed within its epoch"
+        # A mapped node that runs goes on in the epoch of the retry; its items are judged.
+        elif old.status is NodeStatus.COMPLETED or (
+            old.status is NodeStatus.RUNNING and not is_mapped
+        ):
+            start, index = move[1], split_place(place)[0]
+            below = () if start is None else (start, *self.graph.descendants(start))
+            if index not in below and _frozen_node(new) != _frozen_node(old):
+                return f"it was {old.status}, and a retry started it again"
+        if is_mapped:
+            return None
+        granted, starts = after.granted[self._slots[place]], after.starts[self._slots[place]]
+        if new.status is NodeStatus.RUNNING and new.token != granted:
+            return f"a claim was granted that is not of its token {new.token}"
+        if starts != new.attempt:
+            return f"it was started {starts} times and counts {new.attempt}"
+        if self.spec(place).at_most_once and starts > 1:
             return "it was started twice in an epoch, and may be at most once"
         return None
 
@@ -391,9 +434,7 @@ class Runs:
         run.started_at = NOW
         for name, value in zip(RUN_FIELDS, frozen.fields, strict=True):
             setattr(run, name, _thawed(value) if name == "error" else value)
-        for node, values in zip(run.nodes, frozen.nodes, strict=True):
-            for name, value in zip(NODE_FIELDS, values, strict=True):
-                setattr(node, name, _thawed(value) if name in ("output", "error") else value)
+        run.nodes = [_thawed_node(values) for values in frozen.nodes]
         run.active, run.held, run.pending = frozen.active, list(frozen.held), frozen.pending
         return run
 
@@ -407,9 +448,7 @@ class Runs:
     ) -> Frozen:
         """Without the number of its newest event, which grows with every refusal."""
         fields = tuple(_frozen(getattr(run, name)) for name in RUN_FIELDS)
-        nodes = tuple(
-            tuple(_frozen(getattr(node, name)) for name in NODE_FIELDS) for node in run.nodes
-        )
+        nodes = tuple(map(_frozen_node, run.nodes))
         held = tuple(sorted(run.held))
         known = (run.active, held, run.pending, tuple(starts), tuple(granted), era, remembered)
         return Frozen(fields, nodes, *known)
@@ -424,19 +463,26 @@ class Runs:
 
     def _facts(self, number: int, forgotten: bool) -> Facts:
         run = self.thaw(number)
-        nodes = list(enumerate(run.nodes))
-        published = tuple((i, node.token) for i, node in nodes if node.phase is Phase.PUBLISHED)
-        running = tuple((i, node.token) for i, node in nodes if node.status is NodeStatus.RUNNING)
+        states = [
+            (place, _state(run, name))
+            for place, name in self.names.items()
+            if not self.is_mapped(place)
+        ]
+        published = [(place, state) for place, state in states if state.phase is Phase.PUBLISHED]
+        published += [
+            (i, node) for i, node in enumerate(run.nodes) if node.phase is Phase.EXPANDING
+        ]
+        running = [(place, state) for place, state in states if state.status is NodeStatus.RUNNING]
         return Facts(
             True,
             run.epoch,
             run.finished,
             run.status in FINAL,
-            published,
-            tuple((i, node.token) for i, node in nodes if node.until is not None),
-            running,
-            tuple(start for start in running if run.nodes[start[0]].lease_until == EXPIRED),
-            frozenset((*published, *running)),
+            _starts(published),
+            _starts((place, state) for place, state in states if state.until is not None),
+            _starts(running),
+            _starts((place, state) for place, state in running if state.lease_until == EXPIRED),
+            frozenset(_starts((*published, *running))),
             run.pending,
             forgotten,
         )
@@ -449,16 +495,14 @@ class Runs:
             f"{name} {node.phase or node.status}"
             + (f" {node.token.epoch}.{node.token.attempt}" if node.token != NO_TOKEN else "")
             + (" (lease over)" if node.lease_until == EXPIRED else "")
-            for name, node in zip(self.names, run.nodes, strict=True)
+            for name in self.places
+            for node in (_state(run, name),)
         ]
         waits = [self.names[place] for place in run.pending]
         return f"{run.status}: {', '.join(nodes)}" + (f"; undecided {waits}" if waits else "")
 
 
-STATUS = NODE_FIELDS.index("status")
-ATTEMPT = NODE_FIELDS.index("attempt")
-LEASE = NODE_FIELDS.index("lease_until")
-TOKEN = NODE_FIELDS.index("token")
+STARTS = Frozen._fields.index("starts")
 
 
 def _new_run(*about: Any) -> PendingRun:
@@ -467,12 +511,72 @@ def _new_run(*about: Any) -> PendingRun:
     return run
 
 
+def _state(run: PendingRun, name: str) -> NodeState:
+    """A node or an item, also one of a list that is not known yet."""
+    try:
+        return run.node(name)
+    except KeyError:
+        return NodeState(1, 0)
+
+
+def _starts(states: Iterable[tuple[int, NodeState]]) -> tuple[Start, ...]:
+    return tuple((place, state.token) for place, state in states)
+
+
+def _frozen_node(node: NodeState) -> tuple[Any, ...]:
+    return tuple(_frozen(getattr(node, name)) for name in NODE_FIELDS)
+
+
+def _thawed_node(values: tuple[Any, ...]) -> NodeState:
+    node = NodeState(1, 0)
+    for name, value in zip(NODE_FIELDS, values, strict=True):
+        setattr(node, name, _thawed(value))
+    return node
+
+
 def _frozen(value: Any) -> Any:
-    return orjson.dumps(value) if isinstance(value, dict) else value
+    if isinstance(value, MapState):
+        return _frozen_map(value)
+    return orjson.dumps(value) if isinstance(value, dict | list) else value
 
 
 def _thawed(value: Any) -> Any:
+    if isinstance(value, FrozenMap):
+        return _thawed_map(value)
     return orjson.loads(value) if isinstance(value, bytes) else value
+
+
+class FrozenMap(NamedTuple):
+    """The items of a mapped node."""
+
+    statuses: bytes
+    counts: tuple[int, ...]
+    out: tuple[tuple[int, tuple[Any, ...]], ...]
+    ready: tuple[int, ...]
+    outputs: bytes
+    ended: tuple[tuple[int, tuple[Any, ...]], ...]
+
+
+def _frozen_map(items: MapState) -> FrozenMap:
+    return FrozenMap(
+        bytes(items.statuses),
+        tuple(getattr(items, name) for name in MAP_FIELDS),
+        tuple((item, _frozen_node(state)) for item, state in sorted(items.out.items())),
+        tuple(sorted(items.ready)),
+        orjson.dumps(items.outputs),
+        tuple((item, tuple(map(_frozen, end))) for item, end in sorted(items.ended.items())),
+    )
+
+
+def _thawed_map(frozen: FrozenMap) -> MapState:
+    items = MapState(len(frozen.statuses))
+    items.statuses = bytearray(frozen.statuses)
+    for name, value in zip(MAP_FIELDS, frozen.counts, strict=True):
+        setattr(items, name, value)
+    items.out = {item: _thawed_node(values) for item, values in frozen.out}
+    items.ready, items.outputs = list(frozen.ready), orjson.loads(frozen.outputs)
+    items.ended = {item: ItemEnd(*map(_thawed, end)) for item, end in frozen.ended}
+    return items
 
 
 def _failing(check: Any, *about: Any) -> str | None:

@@ -39,6 +39,15 @@ allowed = graph({"a": [], "b": ["a"]}, a=ALLOWED)
 allowed_at_join = graph({"a": [], "b": [], "c": ["a", "b"]}, a=ALLOWED)
 allowed_condition = graph({"a": [], "b": ["a"]}, a=ALLOWED, b=IF_A_FAILED)
 limited = graph({"a": []}, a={**TAGGED, **ONE_RETRY})
+EACH = {"for_each": [1, 2]}
+mapped = graph({"m": [], "b": ["m"]}, m=EACH)
+mapped_window = graph(
+    {"m": [], "b": ["m"]}, m={"for_each": {"items": [1, 2], "max_concurrency": 1}}
+)
+mapped_failures = graph({"m": [], "b": ["m"]}, m={"for_each": {"items": [1, 2], "max_failures": 1}})
+mapped_once = graph({"m": [], "b": ["m"]}, m={**EACH, **ONCE})
+mapped_in_turn = graph({"m": [], "a": []}, m=EACH, max_concurrency=1)
+mapped_sibling = graph({"m": [], "a": []}, m=EACH)
 
 
 SHORT = (
@@ -65,6 +74,13 @@ SHORT = (
     Scenario("calls that time out", chain, {"repeat": 1, "kill": 1}),
     Scenario("duties that come too early", one, {"haste": 1, "kill": 1}),
     Scenario("a Redis that forgets", one, {"rollback": 1, "expire": 1}),
+    Scenario("two items, a death", mapped, {"kill": 1}),
+    Scenario("two items, a doubled message", mapped, {"double": 1}),
+    Scenario("two items one after the other", mapped_window, {"kill": 1}),
+    Scenario("two items, one may fail", mapped_failures, {"fail": 2, "kill": 1}, workers=1),
+    Scenario("two items retried", mapped_failures, {"fail": 2, "retry": 1}, rerun_from=("m",)),
+    Scenario("two items and one slot", mapped_in_turn, {"kill": 1}),
+    Scenario("two items cancelled and retried", mapped, {"cancel": 1, "retry": 1}),
 )
 
 LONG = (
@@ -115,4 +131,19 @@ LONG = (
     Scenario("hasty duties", chain, {"haste": 2, "kill": 1}),
     Scenario("a Redis that forgets, and deaths", one, {"rollback": 1, "expire": 2, "kill": 1}),
     Scenario("a Redis that forgets a chain", chain, {"rollback": 1, "kill": 1}),
+    Scenario("two items, two deaths, a double", mapped, {"kill": 2, "double": 1}),
+    Scenario("two items, a lost lease, a double", mapped, {"expire": 1, "double": 1}),
+    Scenario("two items, a lost message, a death", mapped, {"lose": 1, "kill": 1}),
+    Scenario("two items in every order, a death", mapped, {"kill": 1}, every_order=True),
+    Scenario("two items at most once", mapped_once, {"kill": 1, "expire": 1}),
+    Scenario("two items from the cache", mapped, {"kill": 1}, cached=("m",)),
+    Scenario("two items that Redis forgets", mapped, {"rollback": 1}),
+    Scenario("two items adopted by a retry", mapped_sibling, {"fail": 1, "retry": 1}),
+    Scenario(
+        "two items failed, retried, and a death",
+        mapped_failures,
+        {"fail": 2, "retry": 1, "kill": 1},
+        workers=1,
+        rerun_from=("m",),
+    ),
 )

@@ -12,13 +12,16 @@ from typing import Any
 
 import pytest
 
-from dovetail.core.run import RunState
+from dovetail.core.dag import Graph
+from dovetail.core.run import Phase, RunState
 from dovetail.core.states import NodeStatus
 from dovetail.core.step import begin, step
 from dovetail.core.transitions import (
     NOTHING,
     Claim,
     Complete,
+    Dispatch,
+    Expand,
     Fail,
     Retry,
     Submit,
@@ -31,7 +34,7 @@ from dovetail.engine.ports import Task
 
 from . import mutants, processes, scenarios
 from .processes import Program
-from .runs import ERROR, NO_RUN, OUTPUTS, Runs, Start
+from .runs import ERROR, ITEMS, NO_RUN, OUTPUTS, Runs, Start
 
 GRAPH = scenarios.tried_again
 # What the engine's parts call what the model has another word for.
@@ -67,9 +70,9 @@ class RecordingPart:
 class Engine:
     """An orchestrator over one run, and the same run in the model."""
 
-    def __init__(self) -> None:
+    def __init__(self, graph: Graph = GRAPH) -> None:
         self.reported: list[str] = []
-        self.runs = Runs(GRAPH)
+        self.runs = Runs(graph)
         self.number = NO_RUN
         self.due: list[tuple[float, Wake]] = []
         self.expired: list[str] = []
@@ -95,7 +98,7 @@ class Engine:
         self.store.breaks = 0  # type: ignore[assignment, method-assign]
         self.orchestrator = DistributedOrchestrator(
             self.store,  # type: ignore[arg-type]
-            RecordingPart(self.reported),  # type: ignore[arg-type]
+            RecordingPart(self.reported, publish=self._expansions),  # type: ignore[arg-type]
             self.timers,  # type: ignore[arg-type]
             RecordingPart(self.reported, lost=list),  # type: ignore[arg-type]
             self.clock,
@@ -112,6 +115,14 @@ class Engine:
 
     def _apply(self, moves: list[Transition], now: float, **_: Any) -> list[Any]:
         return [step(self.run, move, now, self._nonces()) for move in moves]
+
+    def _expansions(self, dispatches: list[Dispatch]) -> list[Transition]:
+        """A list is rendered where its node would be published."""
+        return [
+            Expand("r", order.name, order.token, ITEMS)
+            for order in dispatches
+            if order.state is not None and order.state.phase is Phase.EXPANDING
+        ]
 
     def _running(self) -> list[tuple[tuple[str, str, Any], float]]:
         return [
@@ -152,6 +163,8 @@ class Engine:
                     outcome = self.runs.apply(self.number, about[0])
                     self.number = outcome.run
                     rest = processes.go_on(about[0], about[1], outcome, rest)
+                case "publish" if self.runs.is_mapped(about[0][0]):
+                    rest = (processes.one("apply", ("expand", *about[0]), "command"), *rest)
                 case "verdicts":
                     rest = processes.follow(about[0]) + rest
                 case "look":
@@ -179,6 +192,14 @@ async def engine() -> Engine:
     made.same(processes.submit())
     made.reported.clear()
     return made
+
+
+async def test_a_list_is_rendered_where_its_node_would_be_published() -> None:
+    made = Engine(scenarios.mapped)
+    await made.orchestrator.submit(Submit("r", scenarios.mapped, {}))
+    made.same(processes.submit())
+    assert made.reported.count("apply") == 2
+    assert sorted(made.run.nodes[0].items.out) == [0, 1]  # type: ignore[union-attr]
 
 
 async def claimed(engine: Engine, node: str) -> None:

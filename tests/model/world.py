@@ -129,7 +129,6 @@ class World:
         self._crews = Table()
         self._lucks = Table()
         self._kept = Table(None)
-        self._places = {name: place for place, name in enumerate(self.runs.names)}
         self._idle_orchestrators = self._crew([0] * scenario.orchestrators)
         self._idle_workers = self._crew([0] * scenario.workers)
         self._at_work: set[int] = set()
@@ -278,7 +277,7 @@ class World:
                 continue
             process = Process(message, processes.take(message[1]))
             yield (who, "reads", message), None, self._number(process), left
-            if self.scenario.graph.nodes[message[1][0]].resource_tag is not None:
+            if self.runs.spec(message[1][0]).resource_tag is not None:
                 process = Process(message, processes.park(message[1]))
                 yield (who, "has no token for", message), "park", self._number(process), left
 
@@ -320,7 +319,7 @@ class World:
         if facts.final:
             moves += [
                 ("retry", ("retry", place))
-                for place in (None, *(self._places[name] for name in self.scenario.rerun_from))
+                for place in (None, *(self.runs.places[name] for name in self.scenario.rerun_from))
             ]
         for fault, move in moves:
             process = Process(None, processes.command(move, facts.epoch))
@@ -399,7 +398,7 @@ class World:
             yield ("is stopped", start), None, then(()), None, None, None
         if start in facts.expired:
             yield ("renews", start), None, then(processes.renew(start)), None, None, None
-        kinds = self.scenario.outputs.get(self.runs.names[start[0]], ("yes",))
+        kinds = self.scenario.outputs.get(self.runs.spec(start[0]).id, ("yes",))
         for kind in kinds:
             program = processes.report(start, kind)
             yield ("returns", start, kind), None, then(program), None, None, None
@@ -414,10 +413,16 @@ class World:
             left = tuple(other for other in stage if other != op)
             after = self._number(Process(hand, ((left,) if left else ()) + tuple(rest)))
             name, about = op[0], op[1] if len(op) > 1 else None
+            if name == "publish" and self.runs.is_mapped(about[0]):
+                expand = (("apply", ("expand", *about), "command"),)
+                program = (expand, *((left,) if left else ()), *rest)
+                renders = self._number(Process(hand, program))
+                yield ("renders the list", about), None, renders, None, None, None
+                continue
             if name in ("publish", "send"):
                 message = about if name == "send" else ("task", about)
                 yield op, None, after, None, None, self._sent(queue, message)
-                if name == "publish" and self.runs.names[about[0]] in self.scenario.cached:
+                if name == "publish" and self.runs.spec(about[0]).id in self.scenario.cached:
                     found = (("apply", ("recall", *about), "command"),)
                     program = (found, *((left,) if left else ()), *rest)
                     answered = self._number(Process(hand, program))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Self
 
@@ -16,12 +16,20 @@ MASTERS = 3
 SILENT_MILLISECONDS = 1000
 """A node that says nothing for so long has failed."""
 
+SlotRange = tuple[int, int]
+
 
 class RedisCluster:
-    """Use `with`; the first nodes are masters, and each may have a replica."""
+    """Use `with`; the first nodes are masters, and each may have a replica.
 
-    def __init__(self, *, replicas: bool = False) -> None:
-        self._bus = [free_port() for _ in range(MASTERS * (1 + replicas))]
+    `slots` are those of each master, as ranges with both ends; by default three equal parts.
+    """
+
+    def __init__(
+        self, *, replicas: bool = False, slots: Sequence[Sequence[SlotRange]] | None = None
+    ) -> None:
+        self._slots = slots or equal_parts(MASTERS)
+        self._bus = [free_port() for _ in range(len(self._slots) * (1 + replicas))]
         self.nodes = [
             RedisServer(
                 settings={
@@ -39,18 +47,19 @@ class RedisCluster:
         for node in self.nodes:
             self._stack.enter_context(node)
         first = self.nodes[0]
-        for at, node in enumerate(self.nodes[:MASTERS]):
-            low, high = SLOTS * at // MASTERS, SLOTS * (at + 1) // MASTERS - 1
-            node.ask("CLUSTER", "ADDSLOTSRANGE", str(low), str(high))
+        masters = len(self._slots)
+        for node, ranges in zip(self.nodes, self._slots, strict=False):
+            ends = [str(end) for both in ranges for end in both]
+            node.ask("CLUSTER", "ADDSLOTSRANGE", *ends)
         for node in self.nodes[1:]:
             node.ask("CLUSTER", "MEET", HOST, str(first.port), str(self._bus[0]))
         contest = f"cluster_known_nodes:{len(self.nodes)}\r\n"
         self._until(lambda: all(contest in _info(node) for node in self.nodes))
-        for master, node in zip(self.nodes, self.nodes[MASTERS:], strict=False):
+        for master, node in zip(self.nodes, self.nodes[masters:], strict=False):
             known = master.ask("CLUSTER", "MYID")
             self._until(lambda node=node, known=known: _replicates(node, known))  # type: ignore[misc]
         self._until(lambda: all("cluster_state:ok" in _info(node) for node in self.nodes))
-        self._until(lambda: all(map(_has_caught_up, self.nodes[MASTERS:])))
+        self._until(lambda: all(map(_has_caught_up, self.nodes[masters:])))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -78,7 +87,7 @@ class RedisCluster:
             for key in keys:
                 client.execute_command("MIGRATE", HOST, where.port, key, 0, 5000)
                 time.sleep(0.005)  # so that others meet a slot that is half here, half there
-        for node in (where, source, *self.nodes[:MASTERS]):
+        for node in (where, source, *self.nodes[: len(self._slots)]):
             node.ask("CLUSTER", "SETSLOT", str(slot), "NODE", ids[where.port])
 
     @staticmethod
@@ -92,6 +101,10 @@ class RedisCluster:
             if time.monotonic() > deadline:
                 raise ServerFailed("the nodes did not become a cluster")
             time.sleep(0.02)
+
+
+def equal_parts(masters: int) -> list[list[SlotRange]]:
+    return [[(SLOTS * at // masters, SLOTS * (at + 1) // masters - 1)] for at in range(masters)]
 
 
 def _info(node: RedisServer) -> str:

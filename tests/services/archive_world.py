@@ -30,6 +30,7 @@ from dovetail.stores.postgres.records import PostgresRecords
 from dovetail.stores.redis.archive import RedisArchiveQueue, RedisSnapshots
 from dovetail.stores.redis.codec import keys_of, split_record, take_counts
 from dovetail.stores.redis.limits import RedisLimits
+from dovetail.stores.redis.packed import unpacked_event
 from dovetail.stores.redis.store import RedisStore
 from dovetail.stores.redis.timers import RedisTimerIndex
 
@@ -219,12 +220,13 @@ class World:
         hashes[1] |= {k: v for k, v in own.items() if int(k) >= PLACES}
         if counts:
             hashes[0][b"maps"] = orjson.dumps({str(k): v for k, v in counts.items()})
+        log = await self.pipe.call("LRANGE", events, 0, -1)
         return {
             "meta": {k.decode(): v.decode() for k, v in hashes[0].items() if k != b"generation"},
             "nodes": {int(k): v.decode() for k, v in hashes[1].items()},
             "outputs": {int(k): v for k, v in hashes[2].items()},
             "ends": {int(k): v for k, v in hashes[3].items()},
-            "events": await self.pipe.call("LRANGE", events, 0, -1),
+            "events": [unpacked_event(text) for text in log],
         }
 
     async def archived(self, run_id: str) -> dict[str, Any]:

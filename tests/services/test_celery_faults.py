@@ -10,6 +10,7 @@ import asyncio
 import os
 import random
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -87,6 +88,48 @@ async def test_every_item_of_a_mapped_node_is_joined_once_under_faults(
         assert report.wrong == {}, f"see {tmp_path / 'evidence'}"
         assert report.executions >= 30
         assert stage.counts["pool process killed"]
+
+
+@pytest.mark.parametrize("victim", ["worker", "orchestrator"])
+async def test_a_thousand_items_survive_a_death_and_are_joined_once(
+    new_stage: NewStage, victim: str
+) -> None:
+    total = 1000
+    quick = {"handler": "act_in_thread"}
+    config = {"seconds": 0, "way": "works"}
+    nodes = [
+        {
+            "id": "each",
+            "for_each": list(range(total)),
+            "config": {**config, "adds": "{{ index }}", "of": []},
+            **quick,
+        },
+        {
+            "id": "join",
+            "dependencies": ["each"],
+            "config": {**config, "adds": 0, "of": "{{ each | map(attribute='n') }}"},
+            **quick,
+        },
+    ]
+    async with new_stage() as stage:
+        services = {kind: stage.start(kind) for kind in ("serve", "orchestrator", "worker")}
+        await stage.ready()
+        run_id = await stage.front.trigger("items", {"name": "items", "nodes": nodes}, {})
+        async with asyncio.timeout(PATIENCE):
+            while len(executions(stage.side)) < total // 4:
+                await asyncio.sleep(0.02)
+        stage.kill(services[victim])
+        assert len(executions(stage.side)) < total
+        stage.start(victim)
+        run = await asyncio.wait_for(stage.commands.store.wait(run_id), PATIENCE)
+        assert run.status is RunStatus.COMPLETED, run.error
+        assert run.node("join").output["n"] == sum(range(total))
+        starts = Counter(one.start for one in executions(stage.side))
+        assert max(starts.values()) == 1  # each attempt of each item is one start
+        assert [start for start in starts if start[0] == "join"] == [("join", 1, 1)]
+        assert len({node for node, _, _ in starts}) == total + 1
+        again = sum(attempt > 1 for _, _, attempt in starts)
+        assert again <= IMPATIENT_POOL["concurrency"] * (victim == "worker")
 
 
 async def test_a_handler_that_ignores_its_soft_limit_times_out_and_its_process_is_killed(

@@ -210,7 +210,7 @@ async def test_a_node_needs_few_roundtrips(
 ) -> None:
     idle = await bench.idle_rate()
     best = float("inf")
-    for _ in range(12):  # the best of some: who has to wait for a processor asks more often
+    for _ in range(30):  # the best of some: who has to wait for a processor asks more often
         before, began = bench.roundtrips(), time.monotonic()
         await run(commands, nodes)
         counts = [now - then for now, then in zip(bench.roundtrips(), before, strict=True)]
@@ -250,7 +250,7 @@ async def test_a_run_is_read_twice_for_the_run_index(
     """To see whether it is still new, and still at its end, once it was listed so."""
     await commands.register(workflow({"only": []}))
     best = float("inf")
-    for _ in range(12):  # the best of some: a run that ends before it is listed is read again
+    for _ in range(30):  # the best of some: a run that ends before it is listed is read again
         before = bench.calls("hmget") + bench.calls("hget")
         await many(commands, AT_ONCE, "flow1")
         reads = bench.calls("hmget") + bench.calls("hget") - before

@@ -11,7 +11,8 @@ import pytest
 from dovetail.core.errors import Expired
 from dovetail.core.events import Event
 from dovetail.core.feed import KEPT_SECONDS, FeedPosition
-from dovetail.core.transitions import Cancel, Complete, Fail, Retry, Submit
+from dovetail.core.step import first_events
+from dovetail.core.transitions import Cancel, Claim, Complete, Fail, Retry, Submit
 from dovetail.stores.redis import feed as feed_module
 from dovetail.stores.redis.feed import FEED, RedisFeed, trim_feed
 
@@ -63,10 +64,15 @@ async def test_an_end_that_is_added_before_the_beginning_comes_after_it(
 ) -> None:
     """The process that creates many runs hears of the first ones' ends late."""
     now = stage.parts.clock()
-    await stage.store.create(Submit("r", ONE, {}), now)
-    await stage.parts.feed.append({"r": [Event(5, now + 1, "run.completed", 1)]})
-    created = Event(1, now, "run.created", 1, None, None, {"workflow": ONE.name, "version": None})
-    await stage.parts.feed.append({"r": [created, Event(2, now, "run.started", 1)]})
+    submit = Submit("r", ONE, {})
+    (order,) = (await stage.store.create(submit, now)).dispatch
+    await stage.store.apply([Claim("r", "a", order.token, "w", now + 9)], now)
+    (ended,) = await stage.store.apply([Complete("r", "a", order.token, 1)], now)
+    end = ended.events[-1]
+    assert end.type == "run.completed"
+    await stage.parts.feed.append({"r": [end]})
+    created, started = first_events(submit, now)
+    await stage.parts.feed.append({"r": [created, started]})
     found = await fed(stage, 3)
     assert types(found) == ["run.created", "run.started", "run.completed"]
     assert found[0].event.data == created.data

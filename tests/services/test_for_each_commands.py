@@ -124,6 +124,8 @@ async def test_a_retry_and_a_fork_rerun_only_what_failed(
     assert statuses[-1] == "CANCELLED"
     assert items[2]["error"]["message"] == "there is no missing"
     (folder / "missing").touch()
+    plan = {"rerun": ["each", "end"], "reuse": ["start"]}
+    assert await commands.plan_retry(run_id) == await commands.plan_fork(run_id) == plan
     await commands.retry(run_id)
     await asyncio.wait_for(commands.wait(run_id), 60)
     again = await all_items(commands, run_id)

@@ -26,7 +26,6 @@ from dovetail.engine import webhooks as sending
 from dovetail.engine.webhooks import RetryTimes
 from dovetail.redis_client.pipelined import PipelinedRedis
 from dovetail.stores.redis.feed import NOTIFICATIONS, OUTBOX
-from dovetail.stores.redis.workers import WorkerRegistry
 
 from ..api.conftest import Server, on, wait_for
 from ..library.places import on_a_file, over_redis
@@ -201,10 +200,7 @@ async def test_a_notification_that_nobody_accepts_becomes_a_dead_letter(
 
 
 async def dead_letters(dt: Dovetail) -> list[dict[str, Any]]:
-    if dt._settings.redis_url is None:
-        return list(await dt._commands.dead_letters())  # type: ignore[attr-defined]
-    async with PipelinedRedis(dt._settings.redis_url) as pipe:
-        return await WorkerRegistry(pipe).dead_letters()
+    return [letter.to_dict() for letter in await dt.dead_letters()]
 
 
 async def test_private_addresses_are_refused_unless_they_are_allowed(

@@ -208,6 +208,10 @@ class TestWorkflows:
             await records.set_alias("test", "latest", 1, BY)
         with pytest.raises(NotFound, match="it has: 1, 2"):
             await records.set_alias("test", "next", 3, BY)
+        # No reply of a store may be mistaken for "set" or for "changed meanwhile".
+        for number in (0, -1, 2**53 + 1, 2**63, -(2**63)):
+            with pytest.raises(NotFound, match=f"version {number}"):
+                await records.set_alias("test", "next", number, BY)
 
     @pytest.mark.parametrize("version", [9, 10**30, -1, "nope", "9" * 40, "\ud800", "\0", ""])
     async def test_an_unknown_version_is_not_found(self, keeper: Keeper, version: Any) -> None:

@@ -7,10 +7,14 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterator
+from contextlib import aclosing
 from pathlib import Path
 
+import orjson
 import pytest
 
+from dovetail.core.errors import Expired
+from dovetail.core.feed import FeedEntry, FeedPosition
 from dovetail.core.node_logs import LogChunk, LogLine
 from dovetail.core.transitions import Submit
 from dovetail.stores.sqlite.file import (
@@ -114,6 +118,70 @@ async def test_a_file_of_the_first_version_is_upgraded_with_its_runs(tmp_path: P
         await store.apply([], 1000.0, durable=True)
         assert len(await SqliteRecords(store).logs("r")) == 1
         assert store.pragma("user_version") == SCHEMA_VERSION
+
+
+async def followed(store: SqliteStore, count: int, after: FeedPosition) -> list[FeedEntry]:
+    async with asyncio.timeout(5), aclosing(store.follow_feed(after)) as feed:
+        return [await anext(feed) for _ in range(count)]
+
+
+async def test_a_reader_resumes_in_the_middle_of_the_events_of_a_commit(tmp_path: Path) -> None:
+    async with SqliteStore(tmp_path / "dovetail.db") as store:
+        start = await store.feed_start(None)
+        runs = [f"r{number}" for number in range(150)]
+        await asyncio.gather(
+            *[store.create(Submit(run, graph(DIAMOND), {}), 1000.0) for run in runs]
+        )
+        rows = store.rows("read_feed", 0, 1000)
+        assert len(rows) <= 8, "a commit adds one row for each 100 events"
+        found = await followed(store, 300, start)
+        assert [(one.run_id, one.event.seq) for one in found] == [
+            (run, seq) for run in runs for seq in (1, 2)
+        ]
+        for place in (0, 98, 99, 100, 150, 298):
+            after = await store.feed_start(str(found[place].position))
+            (following,) = await followed(store, 1, after)
+            assert following == found[place + 1]
+        await store.transact(lambda c: c.execute(statements()["trim_feed"], (0.0, 120)))
+        kept = [one for one in found if one.position.number[0] > 300 - 120]
+        (oldest,) = await followed(store, 1, kept[0].position)
+        assert oldest == kept[1]
+        with pytest.raises(Expired):
+            await store.feed_start(str(found[0].position))
+
+
+async def test_the_events_of_an_older_feed_are_kept_by_the_upgrade(tmp_path: Path) -> None:
+    path = tmp_path / "dovetail.db"
+    async with SqliteStore(path) as store:
+        start = await store.feed_start(None)
+        await store.create(Submit("r", graph(DIAMOND), {}), 1000.0)
+        before = await followed(store, 2, start)
+    connection = sqlite3.connect(path)
+    (old,) = [
+        one for one in split_statements(statements()["schema_5"]) if "CREATE TABLE feed (" in one
+    ]
+    connection.executescript(f"DROP TABLE feed; {old}; PRAGMA user_version = 7;")
+    for entry in before:
+        seq, at, kind, epoch, _, _, data = entry.event
+        row = (entry.position.number[0], "r", entry.workflow, seq, at, kind, epoch)
+        text = None if data is None else orjson.dumps(data)
+        connection.execute("INSERT INTO feed VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*row, text))
+    connection.commit()
+    connection.close()
+    async with SqliteStore(path) as store:
+        assert await followed(store, 2, start) == before
+
+
+async def test_a_damaged_row_of_the_feed_does_not_end_it(tmp_path: Path) -> None:
+    async with SqliteStore(tmp_path / "dovetail.db") as store:
+        start = await store.feed_start(None)
+        await store.create(Submit("r", graph(DIAMOND), {}), 1000.0)
+        change = "UPDATE feed SET events = ? WHERE number = 2"
+        for damage in (b"\xff", b"[[1, 2]]", b"7", b'{"a": 1}'):
+            await store.transact(lambda c, damage=damage: c.execute(change, (damage,)))
+            await store.create(Submit(f"r{damage!r}", graph(DIAMOND), {}), 1000.0)
+            (found,) = await followed(store, 1, start)
+            assert found.event.type == "run.created"
 
 
 def one_line(run_id: str, number: int) -> LogChunk:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from dovetail import Dovetail, InvalidDefinition, NotFound, PermanentError, handler
@@ -125,6 +126,51 @@ def test_allowed_failures_template_errors_and_caches_are_replayed() -> None:
     assert statuses(again) == statuses(run)
     assert again.error["type"] == "missing_value"  # type: ignore[index]
     assert again.outputs["told"] == run.outputs["told"]
+
+
+MAPPED = definition(
+    {
+        "list": {"handler": "thing"},
+        "each": {
+            "handler": "summarise",
+            "after": ["list"],
+            "for_each": {"items": "{{ list | select }}", "max_failures": 1},
+            "config": {"text": "{{ item }}"},
+        },
+        "end": {
+            "handler": "output",
+            "after": ["each"],
+            "config": {"texts": "{{ each | select | map(attribute='text') }}"},
+        },
+    }
+)
+
+
+async def summary(config: dict[str, Any], ctx: Any) -> dict[str, Any]:
+    if ctx.item == "bad":
+        raise PermanentError("it is bad")
+    return {"text": f"{ctx.index} {config['text']}"}
+
+
+@pytest.mark.parametrize("given", [["a", "bad", "c"], ["bad", "bad", "c"], []])
+def test_a_run_with_items_is_replayed_with_every_item_as_it_ended(given: list[str]) -> None:
+    run = Runner().run(MAPPED, mock={"thing": given, "summarise": summary})
+    assert run.status == ("FAILED" if given.count("bad") > 1 else "COMPLETED")
+    again = replay(recorded(MAPPED, run))
+    assert statuses(again) == statuses(run)
+    assert again.outputs == run.outputs
+    counts = {name: node.items for name, node in run.nodes.items()}
+    assert {name: node.items for name, node in again.nodes.items()} == counts
+
+
+def test_a_difference_in_an_item_is_found() -> None:
+    run = Runner().run(MAPPED, mock={"thing": ["a", "b"], "summarise": summary})
+    fields = orjson.loads(recorded(MAPPED, run).to_json())
+    fields["nodes"]["each"]["output"][1]["text"] = "something else"
+    with pytest.raises(ReplayDiffers) as found:
+        replay(read_recording(orjson.dumps(fields)))
+    assert "node 'end'" in str(found.value)
+    assert "something else" in str(found.value)
 
 
 async def test_a_cancelled_a_retried_and_a_forked_run_are_replayed(tmp_path: Path) -> None:

@@ -408,3 +408,77 @@ def test_a_run_keeps_its_large_outputs_whole_and_nothing_between_runs(runner: Ru
     assert run.node("a").output == large
     assert runner.run(flow, mock={"a": 1}).outputs["a"] == 1
     assert run.events[-1]["type"] == "run.completed"
+
+
+# ── mapped nodes ─────────────────────────────────────────────────────────────────────────
+
+
+def summaries(**each: Any) -> dict[str, Any]:
+    """A list, a mapped node over it, and a node that reads what came of it."""
+    fields = {"for_each": "{{ list }}", "config": {"prompt": "{{ index }}: {{ item }}"}, **each}
+    return definition(
+        {
+            "list": "articles",
+            "each": {"handler": "llm_service", "after": ["list"], **fields},
+            "end": {
+                "handler": "output",
+                "after": ["each"],
+                "config": {"all": "{{ each }}", "missing": "{{ each | reject | length }}"},
+            },
+        }
+    )
+
+
+def upper(config: dict[str, Any], ctx: Any) -> dict[str, Any]:
+    if ctx.item == "bad":
+        raise PermanentError("it is bad")
+    return {"said": config["prompt"].upper(), "index": ctx.index}
+
+
+def test_a_mock_of_a_mapped_node_is_called_for_each_item(dovetail_runner: Runner) -> None:
+    run = dovetail_runner.run(summaries(), mock={"articles": ["a", "b"], "each": upper})
+    assert run.outputs["each"] == [{"said": "0: A", "index": 0}, {"said": "1: B", "index": 1}]
+    assert run.outputs["end"]["missing"] == 0
+    node = run.node("each")
+    assert (node.status, node.items["completed"], len(node.attempts)) == ("COMPLETED", 2, 1)  # type: ignore[index]
+    assert node.config is None
+    assert "for each item" in (node.config_error or "")
+    one = dovetail_runner.run(summaries(), mock={"articles": ["a", "b"], "each": {"text": "t"}})
+    assert one.outputs["each"] == [{"text": "t"}, {"text": "t"}]
+    assert dovetail_runner.run(summaries(), mock={"articles": [], "each": upper}).outputs == {
+        "list": [],
+        "each": [],
+        "end": {"all": [], "missing": 0},
+    }
+
+
+def test_failures_of_items_come_in_turn_for_each_item(dovetail_runner: Runner) -> None:
+    flow = summaries(max_retries=1, retry={"base_delay_seconds": DAY})
+    run = dovetail_runner.run(
+        flow, mock={"articles": ["a", "b"], "each": upper}, fail={"each": [TimeoutError, None]}
+    )
+    assert run.status == "COMPLETED"
+    retried = [event["item"] for event in run.events if event["type"] == "node.retrying"]
+    assert sorted(retried) == [0, 1]
+
+
+def test_so_many_items_may_fail(dovetail_runner: Runner) -> None:
+    mock = {"articles": ["a", "bad", "c"], "each": upper}
+    run = dovetail_runner.run(
+        summaries(for_each={"items": "{{ list }}", "max_failures": "34%"}), mock=mock
+    )
+    assert run.status == "COMPLETED"
+    assert [one and one["index"] for one in run.outputs["each"]] == [0, None, 2]
+    assert run.outputs["end"]["missing"] == 1
+    run = dovetail_runner.run(summaries(), mock=mock)
+    assert run.status == "FAILED"
+    assert run.error is not None
+    assert run.error["message"] == "item 1: it is bad (1 of 3 items failed, 0 may)"
+    failed = [event for event in run.events if event["type"] == "node.failed" and "item" in event]
+    assert [(event["item"], event["error"]["type"]) for event in failed] == [(1, "PermanentError")]
+
+
+def test_an_item_is_not_a_node(dovetail_runner: Runner) -> None:
+    run = dovetail_runner.run(summaries(), mock={"articles": ["a"], "each": upper})
+    with pytest.raises(NotFound, match=r"each\[0\].*did you mean 'each'"):
+        run.node("each[0]")

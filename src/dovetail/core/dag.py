@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from dovetail.core.definition.model import (
     DEFAULT_TIMEOUT_SECONDS,
     DEFAULT_WINDOW,
+    MAX_WINDOW,
     Defaults,
     Node,
     RetrySettings,
@@ -329,7 +330,8 @@ def _map_spec(node: Node) -> MapSpec | None:
         return None
     failures = given.max_failures
     allowed = fraction_of(failures) if isinstance(failures, str) else failures
-    return MapSpec(compile_list(given.items), given.max_concurrency, allowed)
+    window = min(given.max_concurrency, MAX_WINDOW)
+    return MapSpec(compile_list(given.items), window, allowed)
 
 
 def fraction_of(share: str) -> tuple[int, int]:

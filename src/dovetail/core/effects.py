@@ -12,14 +12,15 @@ from typing import Any
 
 from orjson import dumps
 
-from dovetail.core.dag import MapSpec
+from dovetail.core.dag import MapSpec, NodeSpec
 from dovetail.core.errors import TemplateError
 from dovetail.core.events import NO_START, TRACEBACK, Event, Token
 from dovetail.core.items import MapState, item_name
+from dovetail.core.retry import delay
 from dovetail.core.run import NodeState, Phase, RunState, encoded_size
 from dovetail.core.states import FINAL, NodeStatus, Reason, RunStatus
 from dovetail.core.text import died_during
-from dovetail.core.transitions import NOTHING, Decision, Dispatch, Stop, Wake
+from dovetail.core.transitions import NOTHING, Decision, Dispatch, Fail, Stop, Wake
 
 # Bound once: the rules below compare states a million times a minute.
 PENDING, QUEUED, RUNNING = NodeStatus.PENDING, NodeStatus.QUEUED, NodeStatus.RUNNING
@@ -270,6 +271,22 @@ def failure_data(error: dict[str, Any]) -> dict[str, Any]:
         return {"error": error}
     small = {name: value for name, value in error.items() if name != TRACEBACK}
     return {"error": small, TRACEBACK: error[TRACEBACK]}
+
+
+def back_off(
+    node: NodeState, spec: NodeSpec, failed: Fail, now: float, nonce: int
+) -> dict[str, Any]:
+    """The node, or the item, waits for its next attempt. Returns the data of its event."""
+    retry_number = node.attempt - node.crashes
+    data = failure_data(failed.error)
+    node.error = data["error"]
+    wait = delay(
+        spec.retry, retry_number, failed.chance, after=failed.after, at_least=failed.at_least
+    )
+    release_lease(node)
+    fence(node, nonce)
+    node.status, node.phase, node.until = QUEUED, Phase.BACKING_OFF, now + wait
+    return data | {"delay": wait, "retry": retry_number}
 
 
 def fail_node(

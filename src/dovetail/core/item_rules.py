@@ -16,24 +16,21 @@ from dovetail.core.effects import (
     QUEUED,
     RUNNING,
     advance_map,
+    back_off,
     end_item,
     fail_item,
     fail_node,
-    failure_data,
-    fence,
     lose_item,
     mapped,
     open_map,
     publish_item,
     record_change,
     record_item,
-    release_lease,
     resolve,
     weigh,
     why_stopped,
 )
 from dovetail.core.events import Event, Token
-from dovetail.core.retry import delay
 from dovetail.core.run import NodeState, Phase, RunState
 from dovetail.core.states import NodeStatus
 from dovetail.core.transitions import (
@@ -178,24 +175,12 @@ def fail(run: RunState, transition: Fail, now: float, nonce: int) -> Decision:
     if transition.permanent or retry_number > spec.max_retries or why_stopped(run, index):
         fail_item(run, index, item, state, transition.error, out, now)
     else:
-        wait = delay(
-            spec.retry,
-            retry_number,
-            transition.chance,
-            after=transition.after,
-            at_least=transition.at_least,
-        )
-        data = failure_data(transition.error)
-        state.error = data["error"]
-        data |= {"delay": wait, "retry": retry_number}
+        data = back_off(state, spec, transition, now, nonce)
         record_item(run, index, item, state, out, now, "node.retrying", data)
         run.active -= 1
         mapped(run, index)[1].running -= 1
-        release_lease(state)
         state.answered = transition.token
-        fence(state, nonce)
-        state.status, state.phase, state.until = QUEUED, Phase.BACKING_OFF, now + wait
-        out.wake = [(state.until, Wake(run.id, transition.node, state.token))]
+        out.wake = [(now + data["delay"], Wake(run.id, transition.node, state.token))]
     advance_map(run, index, out, now, nonce)
     return out
 

@@ -10,7 +10,6 @@ name, so the two cannot be mixed up.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from heapq import heapify
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,7 +31,8 @@ _STATUS = {byte: status for status, byte in ENDED.items()}
 _AGAIN = bytes(byte if byte in (OUT, _COMPLETED) else WAITING for byte in range(256))
 """What a retry makes of each status byte."""
 
-_NAME = re.compile(r"([^\[\]]+)\[(0|[1-9][0-9]{0,5})\]")
+MOST_DIGITS = 6
+"""Of the number of an item."""
 
 
 def item_name(node: str, item: int) -> str:
@@ -41,8 +41,18 @@ def item_name(node: str, item: int) -> str:
 
 def split_name(name: str) -> tuple[str, int | None]:
     """The node that a name is of, and the item, if it is the name of one."""
-    found = _NAME.fullmatch(name) if name.endswith("]") else None
-    return (name, None) if found is None else (found[1], int(found[2]))
+    if not name.endswith("]"):
+        return name, None
+    node, _, number = name[:-1].partition("[")
+    is_number = number.isdecimal() and number.isascii() and len(number) <= MOST_DIGITS
+    if not is_number or (number[0] == "0" and number != "0") or not node or "]" in node:
+        return name, None
+    return node, int(number)
+
+
+def node_id_of(name: str) -> str:
+    """The same without the item, in a tenth of the time: every start of an item asks."""
+    return name.partition("[")[0]
 
 
 PLACES = 1 << 20

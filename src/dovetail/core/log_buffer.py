@@ -79,7 +79,8 @@ class LogBuffer:
         """Of both."""
         self._drops: list[int] = []
         """Chunks that have given way, and are not named yet."""
-        self._next = 0
+        self.chunk_count = 0
+        """Chunks that were handed in."""
         self.missing_lines = 0
         self.missing_bytes = 0
 
@@ -139,12 +140,12 @@ class LogBuffer:
     def _chunk(self, part: list[Waiting], **fields: Any) -> LogChunk:
         run_id, node, epoch, attempt, item = self._attempt
         lines = [waiting.line for waiting in part]
-        number, self._next = self._next, self._next + 1
+        number, self.chunk_count = self.chunk_count, self.chunk_count + 1
         return LogChunk(run_id, node, epoch, attempt, number, lines, item, **fields)
 
     def _chunk_behind(self, part: list[Waiting]) -> LogChunk:
         size, text = sum(one.size for one in part), sum(one.text for one in part)
-        self._kept.append(_Kept(self._next, len(part), size, text))
+        self._kept.append(_Kept(self.chunk_count, len(part), size, text))
         drops, self._drops = self._drops, []
         return self._chunk(
             part,

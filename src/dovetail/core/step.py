@@ -34,6 +34,7 @@ from dovetail.core.effects import (
     QUEUED,
     RUNNING,
     advance_map,
+    back_off,
     cancel_item,
     cancel_node,
     complete_children,
@@ -41,8 +42,6 @@ from dovetail.core.effects import (
     count_failures,
     count_parents,
     fail_node,
-    failure_data,
-    fence,
     fill_slots_and_finish,
     finish,
     is_allowed_failure,
@@ -56,7 +55,6 @@ from dovetail.core.effects import (
     record_change,
     record_item,
     refuse,
-    release_lease,
     resolve,
     stops,
     weigh,
@@ -65,8 +63,7 @@ from dovetail.core.effects import (
 from dovetail.core.errors import Conflict, NotFound
 from dovetail.core.events import Event
 from dovetail.core.item_rules import apply_to_item, expand
-from dovetail.core.items import MapState
-from dovetail.core.retry import delay
+from dovetail.core.items import MapState, split_name
 from dovetail.core.run import NodeState, Phase, RunState
 from dovetail.core.states import FINAL, FINISHED, NodeStatus, Reason, RunStatus
 from dovetail.core.transitions import (
@@ -277,23 +274,9 @@ def fail(run: RunState, transition: Fail, now: float, nonce: int) -> Decision:
     ):
         resolve(run, fail_node(run, index, transition.error, out, now), out, now, nonce)
     else:
-        wait = delay(
-            spec.retry,
-            retry_number,
-            transition.chance,
-            after=transition.after,
-            at_least=transition.at_least,
-        )
-        data = failure_data(transition.error)
-        node.error = data["error"]
-        data |= {"delay": wait, "retry": retry_number}
+        data = back_off(node, spec, transition, now, nonce)
         record_change(run, index, out, now, "node.retrying", data)
-        release_lease(node)
-        fence(node, nonce)
-        node.status = QUEUED
-        node.phase = Phase.BACKING_OFF
-        node.until = now + wait
-        out.wake = [(node.until, Wake(run.id, transition.node, node.token))]
+        out.wake = [(now + data["delay"], Wake(run.id, transition.node, node.token))]
         fill_slots_and_finish(run, out, now)
     return out
 
@@ -335,16 +318,15 @@ def take_over(run: RunState, transition: TakeOver, now: float, nonce: int) -> De
 def take_over_items(
     run: RunState, index: int, transition: TakeOver, out: Decision, now: float, nonce: int
 ) -> None:
+    """One after the other, as if each were reaped: the log does not say which it was."""
     _, items = mapped(run, index)
-    before = sorted(items.out.items())
-    for item, state in before:
+    for item, state in sorted(items.out.items()):
         if state.status is RUNNING:
             lose_item(run, index, item, transition.max_crashes, out, now, nonce)
+            advance_map(run, index, out, now, nonce)
         elif state.until is not None and transition.behind > 0:
             state.until -= transition.behind
             out.changed.append(index)
-    if before:
-        advance_map(run, index, out, now, nonce)
 
 
 def park(run: RunState, transition: Park, now: float, nonce: int) -> Decision:
@@ -520,6 +502,12 @@ def explain_refusal(run: RunState, transition: Cancel | Retry) -> Conflict | Not
         return Conflict(f"run {run.id} is {run.status} already: there is nothing to cancel")
     why = str(retry_plan(run, transition.from_node))
     unknown = transition.from_node is not None and transition.from_node not in run.graph.index
+    owner = run.graph.index.get(split_name(transition.from_node or "")[0])
+    if unknown and owner is not None and run.graph.nodes[owner].for_each is not None:
+        why += (
+            ": it is an item. A retry without `from` runs each item that did not complete; "
+            "`from` its node runs all of them"
+        )
     return NotFound(why) if unknown else Conflict(why)
 
 

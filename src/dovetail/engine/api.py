@@ -419,6 +419,25 @@ class EngineApi(Protocol):
         """For every process that shares the store. Raises `InvalidParams`."""
         ...
 
+    # ── queues and dead letters ──────────────────────────────────────────────────────────
+
+    async def queues(self) -> dict[str, Any]:
+        """What waits for workers and rate limits, and what runs, as `GET /queues` has it."""
+        ...
+
+    async def dead_letters(self) -> dict[str, Any]:
+        """`items`, the newest first."""
+        ...
+
+    async def drop_dead_letter(self, letter_id: str) -> None:
+        """Delete a letter; the run that it names stays as it is. Raises `NotFound`."""
+        ...
+
+    async def requeue_dead_letter(self, letter_id: str) -> dict[str, Any]:
+        """Retry the run that a letter names, and drop the letter. Raises `NotFound`, and `Conflict`
+        if it names no run, or the state of the run forbids a retry."""
+        ...
+
 
 class ServedEngine(EngineApi, Protocol):
     """The engine behind an API server, which sends large outputs in parts.
@@ -471,14 +490,6 @@ class ServedEngine(EngineApi, Protocol):
 
     async def feed_start(self, after: str | None) -> str:
         """The id after which `feed` would begin. Raises as `feed` does."""
-        ...
-
-    def dead_letters(self) -> Awaitable[list[dict[str, Any]]]:
-        """Notifications that were given up, in the fields of `GET /dead-letters`."""
-        ...
-
-    def drop_dead_letter(self, letter_id: str) -> Awaitable[bool]:
-        """Whether it was there."""
         ...
 
     def check_writable(self) -> Awaitable[object]:

@@ -168,11 +168,9 @@ class BlockingWorker:
             if held.finish():
                 if held.has_progress:
                     self._watch.call(self._watch.flush)
-                if held.log is not None and (chunks := held.log.drain()):
-                    self._log(chunks)
                 if isinstance(result, Fail):
                     log_failure(task, result.error)
-                send(result)
+                self._send(held, result, send)
                 return result
             if isinstance(result, Complete):  # too late: it is only logged
                 send(result._replace(output=None, cache=None))
@@ -185,6 +183,18 @@ class BlockingWorker:
             call.end_log()
             self.held = None
             self._watch.release(held)
+
+    def _send(self, held: RunningTask, result: Result, send: Callable[[Result], None]) -> None:
+        """Send the result behind the lines of its log."""
+        chunks = held.log.drain() if held.log is not None else ()
+        if held.log is not None and held.log.chunk_count > len(chunks):
+            # The lease thread has sent lines on its own connection. On another connection these
+            # lines and the result could overtake them.
+            self._watch.call(partial(self._watch.report, chunks, result))
+            return
+        if chunks:
+            self._log(chunks)
+        send(result)
 
     def expire(self, error: type[BaseException] = Interrupted) -> None:
         """Its time is over: called in this thread, whatever it is at."""
@@ -376,6 +386,13 @@ class LeaseThread:
         if held.finish():
             await (await self._ready()).task_source.hand_back([held.task])
 
+    async def report(self, chunks: Sequence[LogChunk], result: Result) -> None:
+        """Report a result, behind these lines and the ones that were handed in before."""
+        task_source = (await self._ready()).task_source
+        if chunks:
+            task_source.log(chunks)
+        await task_source.report([result])
+
     async def flush(self) -> None:
         """Report progress."""
         noted = list(self._progress.values())
@@ -479,9 +496,7 @@ class LeaseThread:
 
     async def _tell_timeout(self, held: RunningTask, late: Fail) -> None:
         log_failure(held.task, late.error)
-        if held.log is not None and (chunks := held.log.drain()):
-            (await self._ready()).task_source.log(chunks)
-        await (await self._ready()).task_source.report([late])
+        await self.report(held.log.drain() if held.log is not None else (), late)
 
     async def _hand_back(self, held: RunningTask) -> None:
         await self.give_back(held)

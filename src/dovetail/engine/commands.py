@@ -50,7 +50,7 @@ from dovetail.core.errors import (
 )
 from dovetail.core.events import Event
 from dovetail.core.fork import ForkPlan, plan_fork
-from dovetail.core.items import item_name
+from dovetail.core.items import item_name, split_name
 from dovetail.core.layout import layout, layout_view
 from dovetail.core.node_logs import LEVELS, MAX_CHUNK_BYTES, StoredChunk, log_page
 from dovetail.core.outputs import (
@@ -79,6 +79,7 @@ from dovetail.engine.ports import (
     ALL_LINES,
     ALL_RUNS,
     Author,
+    DeadLetters,
     Driver,
     DurableStore,
     Feed,
@@ -90,6 +91,7 @@ from dovetail.engine.ports import (
     Seen,
     WorkflowVersion,
 )
+from dovetail.engine.queues import QueueInspector, read_queues
 from dovetail.engine.run_search import RunSearch
 from dovetail.engine.views import (
     RunDetail,
@@ -107,6 +109,7 @@ from dovetail.engine.views import (
     timestamp,
     with_warnings,
 )
+from dovetail.engine.webhooks import WEBHOOKS
 
 MAX_COMPILED = 64
 MAX_LAYOUTS = 16
@@ -184,14 +187,6 @@ async def _nothing_new() -> None:
     """The handlers of this process are known."""
 
 
-async def _no_letters() -> list[dict[str, Any]]:
-    return []
-
-
-async def _no_letter(letter_id: str) -> bool:
-    return False
-
-
 async def _never() -> None:
     await asyncio.Event().wait()
 
@@ -227,9 +222,10 @@ class Commands:
     It may write, so it is not to be asked often."""
     lost: Callable[[], Awaitable[None]] = _never
     """Raises what ended the store of this process, when something does."""
-    dead_letters: Callable[[], Awaitable[list[dict[str, Any]]]] = _no_letters
-    """Notifications that were given up, where messages do not travel between processes."""
-    drop_dead_letter: Callable[[str], Awaitable[bool]] = _no_letter
+    letters: DeadLetters | None = None
+    """None where no message is refused and no notification sent."""
+    inspector: QueueInspector | None = None
+    """None where messages do not travel between processes."""
     max_config_bytes: int = MAX_CONFIG_SIZE
     """Of a node's rendered config."""
     actor: str = "unknown"
@@ -362,7 +358,7 @@ class Commands:
         return await self._layout(graph)
 
     async def run_graph(self, run_id: str) -> dict[str, Any]:
-        return await self._layout((await self.store.load(run_id, outputs=False)).graph)
+        return await self._layout(await self.store.graph(run_id))
 
     async def _layout(self, graph: Graph) -> dict[str, Any]:
         nodes = [(spec.id, spec.parents) for spec in graph.nodes]
@@ -529,7 +525,7 @@ class Commands:
         else:
             schema = None if graph.workflow is None else graph.workflow.params
             if self.drives:
-                self._check_handlers(old)
+                await self._check_handlers(run_id)
         checked, warnings = check_params(schema, old.params if params is None else params)
         submit = Submit(fork_id, graph, checked, number, forked_from=run_id)
         return _PlannedFork(submit, plan_fork(old, submit, from_node), warnings, sha256)
@@ -954,7 +950,7 @@ class Commands:
     ) -> RunState:
         """Open a new epoch; the run is driven here if no process drives it."""
         if self.drives and await self.store.owner_of(run_id) in ("none", "gone"):
-            self._check_handlers(await self.store.load(run_id, outputs=False))
+            await self._check_handlers(run_id)
         run = await self._move(Retry(run_id, from_node), budget)
         if self.drives and await self.store.owner_of(run_id) == "gone":
             await self._take_over([run_id])
@@ -1039,22 +1035,25 @@ class Commands:
                 raise Conflict(f"run {run_id} is {run.status}: there is nothing to resume")
             case "elsewhere":
                 raise Conflict(f"run {run_id} is driven by another process, which is alive")
-        self._check_handlers(await self.store.load(run_id, outputs=False))
-        return await self._take_over([run_id])
+        await self._check_handlers(run_id)
+        taken = await self._take_over([run_id])
+        if not taken:  # another process was first, or it cannot be read: then this raises
+            await self.store.load(run_id, outputs=False)
+        return taken
 
     async def _can_be_driven(self, run_id: str) -> bool:
         try:
-            return not self._unknown_handlers(await self.store.load(run_id, outputs=False))
+            return not await self._unknown_handlers(run_id)
         except BrokenRun:
             return (
                 True  # the process that takes it over finds that it cannot be read, and leaves it
             )
 
-    def _check_handlers(self, run: RunState) -> None:
-        if unknown := self._unknown_handlers(run):
+    async def _check_handlers(self, run_id: str) -> None:
+        if unknown := await self._unknown_handlers(run_id):
             names = ", ".join(f"'{name}'" for name in unknown)
             raise Conflict(
-                f"run {run.id} needs handlers that are not known here: {names}; "
+                f"run {run_id} needs handlers that are not known here: {names}; "
                 "load them with --handlers"
             )
 
@@ -1063,10 +1062,10 @@ class Commands:
         await self.orchestrator.dispatch_effects(adopted.values())
         return list(adopted)
 
-    def _unknown_handlers(self, run: RunState) -> list[str]:
+    async def _unknown_handlers(self, run_id: str) -> list[str]:
         if self.known_handlers is None:
             return []
-        used = dict.fromkeys(spec.handler for spec in run.graph.nodes)
+        used = dict.fromkeys(spec.handler for spec in (await self.store.graph(run_id)).nodes)
         return [name for name in used if name not in self.known_handlers]
 
     # ── batches ──────────────────────────────────────────────────────────────────────────
@@ -1228,15 +1227,67 @@ class Commands:
         await self.rates.set(tag, rate_per_second, burst, self._by(actor))
         return await self.rate_limit(tag)
 
+    # ── queues and dead letters ──────────────────────────────────────────────────────────
+
+    async def queues(self) -> dict[str, Any]:
+        return await read_queues(self, self.inspector)
+
+    async def dead_letters(self) -> dict[str, Any]:
+        return {"items": [] if self.letters is None else await self.letters.dead_letters()}
+
+    async def drop_dead_letter(self, letter_id: str) -> None:
+        if self.letters is None or not await self.letters.drop_dead_letter(letter_id):
+            raise _no_letter(letter_id)
+
+    async def requeue_dead_letter(self, letter_id: str) -> dict[str, Any]:
+        letters = (await self.dead_letters())["items"]
+        letter = next((one for one in letters if one["letter_id"] == letter_id), None)
+        if letter is None:
+            raise _no_letter(letter_id)
+        if letter["stream"] == WEBHOOKS:
+            message = "this letter is a notification of a run, which is not sent again; drop it"
+            raise Conflict(message)
+        run_id = letter["fields"].get("run_id")
+        if not run_id:
+            # A message is stored redacted and escaped, so it cannot be sent again as it was.
+            raise Conflict("this letter names no run, so there is nothing to start again; drop it")
+        try:
+            run = await self.retry(run_id, budget=ONLY_SIZES)
+        except NotFound:
+            message = "the run that this letter names is not there any more; drop it"
+            raise Conflict(message) from None
+        with suppress(NotFound):  # dropped meanwhile
+            await self.drop_dead_letter(letter_id)
+        return {"letter_id": letter_id, "run_id": run.id, "status": run.status.value}
+
+
+def _no_letter(letter_id: str) -> NotFound:
+    return NotFound(f"there is no dead letter '{one_line(letter_id)}'; it may be dropped already")
+
 
 def _place_of(run: RunState, node: str) -> int:
     """Raises `NotFound` for a node that the run does not have."""
     place = run.graph.index.get(node)
     if place is None:
+        owner, item = split_name(node)
+        if item is not None and owner in run.graph.index:
+            raise NotFound(_no_node_but_item(run, owner, item))
         near = get_close_matches(node, run.graph.index, 1)
         hint = f"; did you mean '{near[0]}'?" if near else ""
         raise NotFound(f"run {run.id} has no node {shown(node)}{hint}")
     return place
+
+
+def _no_node_but_item(run: RunState, node: str, item: int) -> str:
+    """What to ask for instead, where an item is named and a node is needed."""
+    name = item_name(node, item)
+    if run.graph.nodes[run.graph.index[node]].for_each is None:
+        return f"run {run.id} has no node '{name}': node '{node}' has no for_each, so no items"
+    return (
+        f"run {run.id} has no node '{name}': it is item {item} of node '{node}'. The items are at "
+        f"/api/v1/runs/{run.id}/nodes/{node}/items, their outputs at "
+        f"/api/v1/runs/{run.id}/nodes/{name}/output; a log takes `node={node}` and `item={item}`"
+    )
 
 
 def check_run_ids(run_ids: Sequence[str]) -> None:

@@ -120,7 +120,7 @@ def _why(
     if not driven:
         return _no_worker(node)
     if node.items is not None and node.phase is not Phase.EXPANDING:
-        return _items(run, spec, node)
+        return _items(spec, node, now, _hindrance(spec, served, hindered))
     if node.status is NodeStatus.RUNNING:
         return _running(node, now)
     if node.phase is Phase.EXPANDING:
@@ -133,12 +133,18 @@ def _why(
         return _rate_limited(spec, node, now)
     if node.phase is Phase.BACKING_OFF:
         return _backing_off(spec, node, now)
-    if hindered is not None:
-        return Why("no_worker", f"queued, but {hindered}", {"handler": spec.handler})
-    if served is not None and spec.handler not in served:
-        sentence = f"queued, no live worker serves handler '{spec.handler}'"
-        return Why("no_worker", sentence, {"handler": spec.handler})
+    if why_not := _hindrance(spec, served, hindered):
+        return Why("no_worker", f"queued, {why_not}", {"handler": spec.handler})
     return Why("queued", "queued: waits for a free slot of a worker", {"handler": spec.handler})
+
+
+def _hindrance(spec: NodeSpec, served: Container[str] | None, hindered: str | None) -> str | None:
+    """Why no worker starts what is queued, if that is so."""
+    if hindered is not None:
+        return f"but {hindered}"
+    if served is not None and spec.handler not in served:
+        return f"no live worker serves handler '{spec.handler}'"
+    return None
 
 
 def _waiting_for_parents(run: RunState, spec: NodeSpec) -> Why:
@@ -177,8 +183,9 @@ def _running(node: NodeState, now: float) -> Why:
     return Why("running", f"has been running for {_seconds(passed)}{attempt}", details)
 
 
-def _items(run: RunState, spec: NodeSpec, node: NodeState) -> Why:
-    """A mapped node: how far its items are, and what they wait for."""
+def _items(spec: NodeSpec, node: NodeState, now: float, why_not: str | None) -> Why:
+    """A mapped node: how far its items are, and what they wait for. `why_not` says why no worker
+    starts queued ones."""
     counts = item_counts(spec, node) or {}
     out = [] if node.items is None else list(node.items.out.values())
     waiting = {
@@ -191,14 +198,22 @@ def _items(run: RunState, spec: NodeSpec, node: NodeState) -> Why:
     words = [f"{counts['running']} running"] if counts["running"] else []
     words += [f"{counts['failed']} failed"] if counts["failed"] else []
     words += [f"{many} {_plural(what, many)}" for what, many in waiting.items() if many]
+    if why_not is not None and waiting["is queued"]:
+        words.append(why_not)
     codes = {
         "running": bool(counts["running"]),
         "rate_limited": bool(waiting["waits for a rate limit"]),
         "backing_off": bool(waiting["backs off"]),
         "max_concurrency": bool(waiting["waits for max_concurrency"]),
+        "no_worker": why_not is not None and bool(waiting["is queued"]),
     }
     code = next((code for code, holds in codes.items() if holds), "queued")
-    return Why(code, ", ".join([done, *words]), {"items": counts})
+    details: dict[str, Any] = {"items": counts}
+    waits = [one for one in out if one.until is not None]
+    if code in ("rate_limited", "backing_off") and waits:
+        first = min(waits, key=lambda one: one.until or 0.0)
+        details |= {"resource_tag": spec.resource_tag, **_until(first, _left(first, now))}
+    return Why(code, ", ".join([done, *words]), details)
 
 
 def _plural(what: str, many: int) -> str:

@@ -40,9 +40,7 @@ class KeyedRequest(NamedTuple):
         name = self.idempotency_key
         if name is None:
             return None
-        if not 0 < len(name) <= MAX_KEY_LENGTH or not is_json(name):
-            message = f"must be a text of 1 to {MAX_KEY_LENGTH} characters"
-            raise InvalidParams([Problem("invalid_field", message, "idempotency_key")])
+        check_key(name)
         asked = [self.workflow, definition, self.version, self.body]
         text = encode(
             asked, max_bytes=_MAX_REQUEST_BYTES, max_depth=MAX_DEPTH + _LEVELS_AROUND_PARAMS
@@ -57,6 +55,13 @@ class KeyedRequest(NamedTuple):
             key = self.idempotency_key
             raise Conflict(f"the idempotency key '{key}' was used before, for another request")
         return known.made
+
+
+def check_key(name: str) -> None:
+    """Raises `InvalidParams` for a text that cannot be an idempotency key."""
+    if not 0 < len(name) <= MAX_KEY_LENGTH or not is_json(name):
+        message = f"must be a text of 1 to {MAX_KEY_LENGTH} characters"
+        raise InvalidParams([Problem("invalid_field", message, "idempotency_key")])
 
 
 def is_for_a_batch(key: Key) -> bool:

@@ -57,6 +57,10 @@ SHOWN = ReadBudget(LARGE_OUTPUT, 1 << 20)
 """Of the inputs and the output together; every other one is a reference."""
 
 
+PER_ITEM = "the config is rendered for each item of for_each, with its `item` and `index`"
+"""Why a mapped node has no config of its own."""
+
+
 class NodeDetail:
     """What is known of a node when its run was loaded. `unread` names the outputs that the caller
     reads and gives back with `put`; then `view` is complete."""
@@ -69,8 +73,7 @@ class NodeDetail:
         self._view = node_view(run, place)
         self._why = explain_end(node)
         self._was_ready = node.status is NodeStatus.COMPLETED or node.token != NO_TOKEN
-        if self._spec.for_each is not None:
-            self._was_ready = False  # each item has a config of its own
+        self._is_mapped = self._spec.for_each is not None
         known = {"params": run.params, "run": run.get("run")}
         reads = [name for name in self._spec.config.reads if name in run.graph.index]
         self._scope: dict[str, Any] = known | {name: run.get(name) for name in reads}
@@ -78,7 +81,7 @@ class NodeDetail:
         self._inputs = {n: p.output for n, p in parents if p.status is NodeStatus.COMPLETED}
         self._too_large: TemplateError | None = None
         self.unread: dict[str, OutputReference] = {}
-        if self._was_ready:
+        if self._was_ready and not self._is_mapped:
             self._want_for_templates(reads)
         self._want_shown()
 
@@ -132,6 +135,8 @@ class NodeDetail:
 
     def _rendered(self) -> tuple[dict[str, Any] | None, str | None]:
         spec, limit = self._spec, self._max_config_bytes
+        if self._is_mapped:
+            return None, PER_ITEM
         try:
             if self._too_large is not None:
                 raise self._too_large

@@ -26,6 +26,7 @@ import orjson
 from dovetail.core.aliases import AliasTarget
 from dovetail.core.audit.replay import JournalEntry
 from dovetail.core.caching import Caching, Facts
+from dovetail.core.dag import Graph
 from dovetail.core.effects import COMPLETED
 from dovetail.core.events import Event, Token
 from dovetail.core.feed import FeedEntry, FeedPosition
@@ -185,6 +186,10 @@ class DurableStore(Store, Protocol):
         """Where its owner is: `gone` if the owner died, `none` if the run needs no owner."""
         ...
 
+    async def graph(self, run_id: str) -> Graph:
+        """The compiled definition of a run; its log need not be read. Raises `NotFound`."""
+        ...
+
     async def orphans(self) -> list[str]:
         """The unfinished runs without an owner, oldest first."""
         ...
@@ -286,6 +291,18 @@ class RunQuery:
 
 
 ALL_RUNS = RunQuery()
+
+
+class DeadLetters(Protocol):
+    """Messages that were refused as malformed or poison, and notifications that were given up."""
+
+    async def dead_letters(self) -> list[dict[str, Any]]:
+        """The newest first, in the fields of `GET /dead-letters`."""
+        ...
+
+    async def drop_dead_letter(self, letter_id: str) -> bool:
+        """Whether it was there."""
+        ...
 
 
 class RunTally(NamedTuple):
@@ -572,6 +589,11 @@ class HandlerLog(Protocol):
     @property
     def is_waiting(self) -> bool:
         """The beginning of a line waits for its end."""
+        ...
+
+    @property
+    def chunk_count(self) -> int:
+        """Chunks that were drained, all in all."""
         ...
 
     def drain(self) -> Sequence[LogChunk]:

@@ -243,10 +243,12 @@ class RunWork(NamedTuple):
     running: list[dict[str, Any]]
     parked: list[tuple[str, float]]
     """The `resource_tag` of each parked node, and until when."""
+    waiting: list[str]
+    """The handler of each node that a worker may claim."""
 
 
 def run_work(run: RunState) -> RunWork:
-    work = RunWork([], [])
+    work = RunWork([], [], [])
     for spec, node in zip(run.graph.nodes, run.nodes, strict=True):
         if node.status is NodeStatus.RUNNING:
             work.running.append(
@@ -262,6 +264,8 @@ def run_work(run: RunState) -> RunWork:
             )
         elif node.status is NodeStatus.QUEUED and node.phase is Phase.PARKED:
             work.parked.append((spec.resource_tag or "", node.until or 0.0))
+        elif node.status is NodeStatus.QUEUED and node.phase is Phase.PUBLISHED:
+            work.waiting.append(spec.handler)
     return work
 
 

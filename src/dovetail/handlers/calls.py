@@ -32,7 +32,7 @@ from dovetail.core.caching import (
 from dovetail.core.conversion import encode_rich
 from dovetail.core.effects import COMPLETED
 from dovetail.core.errors import DovetailError, PermanentError, RetryableError, SecretInKey
-from dovetail.core.items import split_name
+from dovetail.core.items import node_id_of
 from dovetail.core.outputs import INLINE_BYTES, MAX_INPUT_BYTES, SETTING, check_room
 from dovetail.core.redaction import Redactor
 from dovetail.core.templates import MAX_CONFIG_SIZE, render_deferred, secrets_read
@@ -440,7 +440,7 @@ def _refusal(message: str, kind: str, described: dict[str, Any]) -> PermanentErr
 
 
 def _node_of(task: Task) -> str:
-    return task.node_id if task.item_index is None else split_name(task.node_id)[0]
+    return task.node_id if task.item_index is None else node_id_of(task.node_id)
 
 
 class Reads:

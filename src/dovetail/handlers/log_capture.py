@@ -293,6 +293,11 @@ class AttemptLog:
             return self._buffer.take()
 
     @property
+    def chunk_count(self) -> int:
+        """Chunks that were drained, all in all."""
+        return self._buffer.chunk_count
+
+    @property
     def is_waiting(self) -> bool:
         """The beginning of a line waits for its end."""
         return any(self._parts.values())

@@ -21,6 +21,7 @@ from contextlib import suppress
 from math import inf
 from typing import Any, Literal, NamedTuple, Protocol
 
+from dovetail.core.dag import Graph
 from dovetail.core.errors import BrokenRun, Conflict, NotFound, StoreError
 from dovetail.core.events import Event
 from dovetail.core.node_logs import StoredChunk
@@ -284,6 +285,9 @@ class TieredRuns:
             bool(finished_at) if status else (await self.load(run_id, outputs=False)).finished
         )
         return "none" if finished else "elsewhere"
+
+    async def graph(self, run_id: str) -> Graph:
+        return (await self.load(run_id, outputs=False)).graph
 
     async def orphans(self) -> list[str]:
         return []

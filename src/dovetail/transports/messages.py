@@ -380,6 +380,9 @@ TASKS = "tasks:"
 FEWEST_PACKED, MAX_PACKED = 8, 64
 """Results per message: enough to share the cost of a message, few enough that workers can begin
 with the effects of the first."""
+MAX_ITEMS_PACKED = 128
+"""Results of items per message: a whole window of the usual size. The next items begin where these
+end, so that two halves of a window would go round one behind the other, at twice the price."""
 MAX_TASKS_PACKED, FEWEST_MESSAGES = 32, 4
 """Tasks that travel in one message, and how many messages there are at least: as many workers find
 something."""
@@ -541,7 +544,9 @@ def result_messages(results: Sequence[Result]) -> list[Command]:
             messages.append(_plain_message(result, output))
         else:
             small.append((result, output))
-    packs = (small[at : at + MAX_PACKED] for at in range(0, len(small), MAX_PACKED))
+    is_of_item = small and small[0][0].node.endswith("]")
+    most = MAX_ITEMS_PACKED if is_of_item else MAX_PACKED
+    packs = (small[at : at + most] for at in range(0, len(small), most))
     return [*messages, *map(_packed_message, packs)]
 
 

@@ -120,6 +120,7 @@ from dovetail.wiring.embedded import (
     user_name,
 )
 from dovetail.wiring.event_export import event_exporter
+from dovetail.wiring.health import ServicesHealth
 from dovetail.wiring.webhooks import webhook_sender
 
 log = logging.getLogger("dovetail.orchestrator")
@@ -769,6 +770,10 @@ async def commanding(
             serving=fleet.served,
             check_writable=partial(_check_writable, parts, archive),
             hindered=hindered,
+            letters=fleet,
+            inspector=ServicesHealth(
+                *(parts.pipe, own, parts.clock), heartbeat_timeout=settings.heartbeat_timeout
+            ),
         )
 
 

@@ -363,8 +363,7 @@ def _commands(
         drives=False,
         check_writable=store.check_writable,
         lost=store.lost,
-        dead_letters=SqliteOutbox(store).dead_letters,
-        drop_dead_letter=SqliteOutbox(store).drop_dead_letter,
+        letters=SqliteOutbox(store),
     )
 
 

@@ -65,12 +65,6 @@ class ServicesHealth:
     async def workers(self, *, with_schemas: bool = False) -> list[dict[str, Any]]:
         return await _in_time(self._fleet.workers(with_schemas=with_schemas))
 
-    async def dead_letters(self) -> list[dict[str, Any]]:
-        return await _in_time(self._fleet.dead_letters())
-
-    async def drop_dead_letter(self, letter_id: str) -> bool:
-        return await _in_time(self._fleet.drop_dead_letter(letter_id))
-
     async def check(self) -> None:
         """Raises `StoreError` unless Redis answers."""
         if self._clock() - self._seen_at > SEEN_SECONDS:

@@ -69,7 +69,8 @@ def draw_mapped(chance: random.Random, most: int = 60) -> Plan:
     total = chance.choice((0, 1, 7, most // 2, most))
     config: dict[str, Any] = {
         "adds": "{{ index + 1 }}",
-        "of": ["{{ n0.n }}"],
+        # What n0 gives: items that read no other node may be sent ahead.
+        "of": [chance.choice(("{{ n0.n }}", 2))],
         "seconds": chance.choice((0, 0.01, 0.1 if most <= 60 else 0.02)),
         "way": "works",
     }

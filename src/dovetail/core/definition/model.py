@@ -16,7 +16,9 @@ from pydantic_core import PydanticCustomError, PydanticUseDefault
 from dovetail.core.items import MAX_ITEMS
 
 DEFAULT_TIMEOUT_SECONDS = 300.0
-DEFAULT_WINDOW = 100
+DEFAULT_WINDOW, MAX_WINDOW = 100, 10_000
+"""Items of a mapped node that may be under way at once. A larger window counts as the largest: a
+stop or a cancel touches all of them in one step."""
 # Ten years: a longer duration is a mistake, and arithmetic with it could overflow.
 MAX_SECONDS = 315_360_000.0
 MAX_RETRIES = 1000
@@ -170,7 +172,7 @@ class ForEach(_Part):
     """The list: a template, or the items themselves. `item` and `index` are one of them and its
     number, in the config of this node."""
     max_concurrency: Annotated[int, Field(ge=1), OrDefault] = Field(DEFAULT_WINDOW, examples=[20])
-    """How many items may be under way at once. Default: 100."""
+    """How many items may be under way at once. Default: 100. At most 10,000 are."""
     max_failures: Annotated[
         Annotated[int, Field(ge=0)] | Annotated[str, Field(pattern=f"^{SHARE}$")],
         BeforeValidator(_number_or_share),

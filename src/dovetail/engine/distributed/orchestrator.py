@@ -364,7 +364,10 @@ class DistributedOrchestrator:
         await self._dispatch(decided, now)
         if again or self._store.breaks != breaks:
             await self._reconcile_refused(decided)
-        return any(decision.ended or len(decision.changed) > 1 for decision in decisions)
+        return any(
+            decision.ended or len(decision.changed) > 1 or decision.dispatch
+            for decision in decisions
+        )
 
     async def _reconcile_refused(self, decided: Sequence[tuple[str, Decision]]) -> None:
         """A refused transition may have been decided before, by a process that died at once."""

@@ -12,7 +12,9 @@ import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
+
+import orjson
 
 from dovetail.core.caching import INDEX, ITEM, Caching, Facts
 from dovetail.core.effects import new_tuple
@@ -29,6 +31,8 @@ FIRST_BATCH_SIZE, MAX_BATCH_SIZE = 100, 400
 """Tasks per message to Redis: few at first, because workers wait for them."""
 MAX_KEPT_LISTS = 16
 """Lists of mapped nodes, each of which may have many megabytes."""
+MAX_ITEM_PARAMS = 1024
+"""Bytes of params that travel with each item. The list itself may be a param."""
 RECORD_AGAIN_SECONDS = 5.0
 """After a failed write the archive is not tried again for so long."""
 
@@ -36,6 +40,14 @@ log = logging.getLogger("dovetail.archive")
 
 Record = Callable[[Sequence[str]], Awaitable[bool]]
 """Brings the archive up to these runs; False if it could not."""
+
+
+class ItemList(NamedTuple):
+    """The list of a mapped node, and what its items have in common."""
+
+    values: Sequence[Any]
+    params: dict[str, Any] | None
+    """None if they are too large to travel with each item."""
 
 
 class TaskRenderer:
@@ -46,9 +58,29 @@ class TaskRenderer:
     ) -> None:
         self._max_config_size = max_config_size
         self._has_archive = has_archive
+        self._lists: OrderedDict[tuple[str, int, int], ItemList] = OrderedDict()
+        """The lists of mapped nodes that were rendered last, by run, node and epoch."""
+
+    def keep_list(self, order: Dispatch, values: Sequence[Any]) -> ItemList:
+        """Keep the list of a mapped node for its items."""
+        params: dict[str, Any] | None = order.run.params
+        if len(orjson.dumps(params)) > MAX_ITEM_PARAMS:
+            params = None
+        kept = self._lists[_list_key(order)] = ItemList(values, params)
+        while len(self._lists) > MAX_KEPT_LISTS:
+            self._lists.popitem(last=False)
+        return kept
+
+    def kept_list(self, order: Dispatch) -> ItemList | None:
+        """The list of an item's node, if it is known here."""
+        key = _list_key(order)
+        if key not in self._lists:
+            return None
+        self._lists.move_to_end(key)
+        return self._lists[key]
 
     def render_ahead(self, dispatches: Sequence[Dispatch], scope: TemplateScope) -> dict[int, Task]:
-        """The tasks, by node index, that may be sent before their dispatch is decided.
+        """The tasks, by node index or place, that may be sent before their dispatch is decided.
 
         A node without a task here is rendered again when it is published: its config could not be
         rendered, or the archive must know of it first.
@@ -59,18 +91,53 @@ class TaskRenderer:
                 for order in dispatches
                 if not order.run.graph.nodes[order.node_index].at_most_once
             ]
+        if dispatches and dispatches[0].item is not None:
+            return self._render_items_ahead(dispatches, scope)
         made = {order.node_index: self.render(order, scope) for order in dispatches}
         return {index: task for index, task in made.items() if isinstance(task, Task)}
 
+    def _render_items_ahead(
+        self, dispatches: Sequence[Dispatch], scope: TemplateScope
+    ) -> dict[int, Task]:
+        """The same for items of one node, by place. The list may be shorter than they think."""
+        kept = self.kept_list(dispatches[0])
+        if kept is None:
+            return {}
+        made = {
+            item_place(order.node_index, order.item): self.render_item(order, scope, kept)
+            for order in dispatches
+            if order.item is not None and order.item < len(kept.values)
+        }
+        return {place: task for place, task in made.items() if isinstance(task, Task)}
+
+    def render_known_item(self, order: Dispatch, scope: TemplateScope) -> Task | Fail | None:
+        """The task of an item whose list is known here, as nearly every list is."""
+        kept = self.kept_list(order)
+        if order.item is None or kept is None or scope.unread or order.item >= len(kept.values):
+            return None
+        return self.render_item(order, scope, kept)
+
     def render(self, order: Dispatch, scope: TemplateScope) -> Task | Fail:
         """The task of one published node, or its failure if its config cannot be rendered."""
-        return self.render_item(order, scope, scope, None)
+        return self._render(order, scope, scope, order.run.params, None)
 
-    def render_item(
-        self, order: Dispatch, scope: TemplateScope, reading: Scope, value: Any
+    def render_item(self, order: Dispatch, scope: TemplateScope, kept: ItemList) -> Task | Fail:
+        """The same for an item of a mapped node. Its inputs do not travel with it: they are the
+        same for every item. Raises `IndexError` if the list has no such item."""
+        item = order.item
+        assert item is not None  # noqa: S101 - the caller has looked
+        value = kept.values[item]
+        return self._render(order, scope, ItemScope(scope, value, item), kept.params, value)
+
+    def _render(
+        self,
+        order: Dispatch,
+        scope: TemplateScope,
+        reading: Scope,
+        params: dict[str, Any] | None,
+        value: Any,
     ) -> Task | Fail:
-        """The same for an item of a mapped node: its config reads `reading`, which has the item.
-        Its inputs do not travel with it: they are the same for every item."""
+        """The config reads `reading`, which may have an item with this value."""
         run, place, token, item = order
         spec = run.graph.nodes[place]
         try:
@@ -86,7 +153,7 @@ class TaskRenderer:
             token,
             spec.handler,
             rendered.config,
-            run.params,
+            params,
             scope.inputs(place) if item is None else None,
             spec.timeout_seconds,
             spec.resource_tag,
@@ -121,8 +188,6 @@ class Publisher:
         self._clock = clock
         self._record = record
         self._record_again_at = -inf
-        self._lists: OrderedDict[tuple[str, int, int], Sequence[Any]] = OrderedDict()
-        """The lists of mapped nodes that were rendered last, by run, node and epoch."""
 
     async def publish(self, dispatches: Sequence[Dispatch]) -> list[Transition]:
         """Send these nodes. Nodes that need no worker become the transitions that it returns."""
@@ -139,9 +204,10 @@ class Publisher:
         scopes = await self._scopes.scopes(by_run)
         for scope, orders in zip(scopes, by_run.values(), strict=True):
             for order in orders:
-                made: Task | Transition
+                made: Task | Transition | None
                 if order.run.graph.nodes[order.node_index].for_each is not None:
-                    made = await self._make_of_map(order, scope)
+                    made = self._renderer.render_known_item(order, scope)
+                    made = made or await self._make_of_map(order, scope)
                 elif scope.unread and not _reads_of(order).isdisjoint(scope.unread):
                     made = await self._make_large(order)
                 else:
@@ -196,9 +262,9 @@ class Publisher:
             if item is None:
                 expand, values = expansion(run, place, token, scope)
                 if values is not None:
-                    self._keep_list(order, values)
+                    self._renderer.keep_list(order, values)
                 return expand
-            value = (await self._list_of(order))[item]
+            return self._renderer.render_item(order, scope, await self._list_of(order))
         except IndexError:
             problem = TemplateError("for_each has fewer items than when they were counted")
             return _unrendered(order, problem)
@@ -206,25 +272,18 @@ class Publisher:
             if item is None:
                 return failed_expansion(run, place, token, error)
             return _unrendered(order, error)
-        return self._renderer.render_item(order, scope, ItemScope(scope, value, item), value)
 
-    async def _list_of(self, order: Dispatch) -> Sequence[Any]:
+    async def _list_of(self, order: Dispatch) -> ItemList:
         """The list of an item's node. It is rendered again where it is not known: by another
         process, or after a restart."""
-        key = (order.run.id, order.node_index, order.token.epoch)
-        if key not in self._lists:
+        kept = self._renderer.kept_list(order)
+        if kept is None:
             scope = await self._scopes.scope_of(order._replace(item=None))
             expand, values = expansion(order.run, order.node_index, order.token, scope)
             if values is None:
                 raise TemplateError((expand.error or {}).get("message", "for_each gives no list"))
-            self._keep_list(order, values)
-        self._lists.move_to_end(key)
-        return self._lists[key]
-
-    def _keep_list(self, order: Dispatch, values: Sequence[Any]) -> None:
-        self._lists[order.run.id, order.node_index, order.token.epoch] = values
-        while len(self._lists) > MAX_KEPT_LISTS:
-            self._lists.popitem(last=False)
+            kept = self._renderer.keep_list(order, values)
+        return kept
 
     async def _make_large(self, order: Dispatch) -> Task | Fail:
         """The task of a node that reads an output too large to be read with the others."""
@@ -250,6 +309,10 @@ class Publisher:
         if isinstance(found, Caching):
             return task._replace(cache=found)
         return Recall(task.run_id, task.node_id, task.token, found.output)
+
+
+def _list_key(order: Dispatch) -> tuple[str, int, int]:
+    return order.run.id, order.node_index, order.token.epoch
 
 
 def _reads_of(order: Dispatch) -> frozenset[str]:

@@ -10,7 +10,7 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Container, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import orjson
 
@@ -96,7 +96,8 @@ class LocalTaskSource:
             for dispatch in batch:
                 run, place, token, item = dispatch
                 spec, node = run.graph.nodes[place], run.nodes[place]
-                name, scope, value = spec.id, cast(Scope, run), None
+                name, value = spec.id, None
+                scope: Scope = run
                 # Also true for every item: a mapped node itself is never published.
                 if node.phase is not PUBLISHED or node.token != token:
                     if item is None or not is_published(dispatch):

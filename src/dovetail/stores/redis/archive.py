@@ -52,6 +52,7 @@ from dovetail.stores.redis.codec import (
 )
 from dovetail.stores.redis.definitions import definition, stored_graph
 from dovetail.stores.redis.logs import RedisLogs, log_keys_of
+from dovetail.stores.redis.packed import packed_event, unpacked_event
 from dovetail.stores.redis.scope import RedisOutputs, there
 from dovetail.stores.redis.staging import STAGED_SECONDS, write_run
 from dovetail.stores.redis.timers import ACTIVE
@@ -393,7 +394,8 @@ class RedisSnapshots:
 def _reading(run_id: str, head: ArchiveHead | None, answer: Sequence[Any]) -> HotReading:
     """What `snapshot.lua` answered; the outputs are read later."""
     flat, count, has_logs, *rest = answer
-    events, nodes, ends, maps, queue, all_items = rest or ([], [], [], [], [], 0)
+    packed, nodes, ends, maps, queue, all_items = rest or ([], [], [], [], [], 0)
+    events = [unpacked_event(text) for text in packed]
     fields, states = dict(pairs(flat)), dict(pairs(nodes))
     if states:
         fields |= take_counts(states)
@@ -500,7 +502,7 @@ def _parts(snapshot: RunSnapshot, graph: Graph, lease_until: float, now: float) 
         "deps": _counts(nodes, graph),
         "out": {place: text for place, text in snapshot.outputs.items() if place < PLACES},
         "ends": snapshot.ends,
-        "events": [*snapshot.events, *started],
+        "events": [packed_event(text) for text in (*snapshot.events, *started)],
         "held": {str(index): index for index in owners},
         "maps": {index: one.text for index, one in maps.items()}
         | {place: text for place, text in texts.items() if place >= PLACES},

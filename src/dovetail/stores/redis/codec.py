@@ -56,6 +56,8 @@ from dovetail.core.transitions import (
     Wake,
 )
 from dovetail.redis_client.pipelined import load_script
+from dovetail.stores.redis.packed import KINDS as PACKED_KINDS
+from dovetail.stores.redis.packed import REST_AT, packed_record, unpacked_record, usual_event
 
 BESIDE_A_RUN = ("caller", "logs", "logs:seq", "exported")
 """Keys of a run that its rules do not need. They are deleted with it."""
@@ -390,16 +392,27 @@ _MAKERS: dict[type, Callable[[Any, GraphShape, int], Fields]] = {
 # ── and back ─────────────────────────────────────────────────────────────────────────────
 
 
-def decode_decision(answer: Sequence[Any], run: RunState, seq: int) -> Decision:
-    """`seq` is of the last event before it."""
+def decode_decision(
+    answer: Sequence[Any], run: RunState, seq: int, *, usual: bool = True
+) -> Decision:
+    """`seq` is of the last event before it. Without `usual`, the usual events of items are left
+    out."""
     changed, events, dispatch, wake, stop, ended, _ = answer
     if not (changed or events or dispatch):
         return NOTHING
     graph = run.graph
     decision = Decision()
+    tokens: dict[tuple[Any, ...], Token] = {}  # siblings share one: they travel together
     decision.changed = [int(place) for place in changed]
-    decision.events = [event_of(text, n, graph) for n, text in enumerate(events, seq + 1)]
-    decision.dispatch = [dispatch_of(run, int(order[0]), _token(order[1:])) for order in dispatch]
+    decision.events = [
+        event_of(text, n, graph)
+        for n, text in enumerate(events, seq + 1)
+        if usual or text[:1] not in PACKED_KINDS
+    ]
+    decision.dispatch = [
+        dispatch_of(run, int(place), tokens.setdefault((*token,), _token(token)))
+        for place, *token in dispatch
+    ]
     decision.wake = [
         (float(order[0]), Wake(run.id, name_at(graph, int(order[1])), _token(order[2:])))
         for order in wake
@@ -435,6 +448,9 @@ def _token(parts: Sequence[Any]) -> Token:
 
 
 def event_of(text: bytes, seq: int, graph: Graph) -> Event:
+    if text[:1] in PACKED_KINDS:
+        at, usual, first, item, number, worker = usual_event(text)
+        return Event(seq, at, usual, first, name_at(graph, item), number, worker)
     time, kind, epoch, place, attempt, data = orjson.loads(text)
     if data is not None:
         if "at" in data:
@@ -565,12 +581,15 @@ class StoredMaps(NamedTuple):
             ended = (
                 place
                 for place in touched
-                if place not in self.maps
-                and place not in waiting
-                and split_place(place)[0] in self.maps
+                if place not in self.maps and place not in waiting and self._is_begun(place)
             )
         for place in ended:
             yield place, None
+
+    def _is_begun(self, place: int) -> bool:
+        index, item = split_place(place)
+        counts = self.maps.get(index)
+        return counts is not None and (item or 0) < MapCounts.parse(counts).next
 
     def ended(self, index: int, *, without_output: bool = False) -> list[int]:
         """The places of a node's items that have ended."""
@@ -630,16 +649,15 @@ def maps_of(
 
 
 def split_record(record: bytes) -> tuple[bytes, bytes | None]:
-    """How an item ended, and its output, if it has one."""
-    if record[:1] != b"C":
-        return record, None
-    head, _, output = record.partition(b"\n")
-    return head, output
+    """How an item ended, as text, and its output, if it has one."""
+    return (record, None) if record[:1] != b"C" else unpacked_record(record)
 
 
 def joined_record(head: bytes, output: bytes | None) -> bytes:
     """The reverse of `split_record`."""
-    return head if head[:1] != b"C" else head + b"\n" + (b"null" if output is None else output)
+    if head[:1] != b"C":
+        return head
+    return packed_record(head, b"null" if output is None else output)
 
 
 def add_maps(
@@ -694,7 +712,7 @@ def add_ended(items: MapState, place: int, record: bytes, max_output: int | None
 
 def item_end(record: bytes) -> tuple[NodeStatus, ItemEnd, bytes | None]:
     """How an item ended, and its output, if it has one."""
-    head, _, output = record.partition(b"\n") if record[:1] == b"C" else (record, b"", b"")
+    head, output = split_record(record)
     parts = head.decode().split(SEPARATOR, 7)
     letter, epoch, attempt, worker, started, finished = parts[:6]
     reason, error = parts[6:] if len(parts) == 8 else ("", "")
@@ -707,12 +725,14 @@ def item_end(record: bytes) -> tuple[NodeStatus, ItemEnd, bytes | None]:
         orjson.loads(error) if error else None,
         Reason(reason) if reason else None,
     )
-    return _STATUSES[letter], end, output if letter == "C" else None
+    return _STATUSES[letter], end, output
 
 
 def output_in(record: bytes | None) -> bytes:
     """The output of an item that has ended, as JSON: null if it has none."""
-    return record.partition(b"\n")[2] if record is not None and record[:1] == b"C" else b"null"
+    if record is None or record[:1] != b"C":
+        return b"null"
+    return record[record.index(b"\n", REST_AT) + 1 :]
 
 
 def take_counts(states: dict[bytes, bytes]) -> dict[bytes, bytes]:

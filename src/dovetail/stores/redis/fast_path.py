@@ -22,7 +22,7 @@ import orjson
 from dovetail.core.dag import Graph
 from dovetail.core.effects import new_tuple
 from dovetail.core.events import Event, Token
-from dovetail.core.items import PLACES, item_name, split_name, split_place
+from dovetail.core.items import PLACES, item_name, item_place, node_id_of, split_name, split_place
 from dovetail.core.run import Phase, RunState
 from dovetail.core.states import NodeStatus
 from dovetail.core.step import first_events
@@ -48,6 +48,7 @@ MAX_DISPATCHED_AHEAD = 100
 call be refused, so few messages are of no use."""
 
 
+MAX_FORESEEN_MAPS = 1000
 Foreseen = tuple[list[Dispatch], RedisTemplateScope]
 """What will be published, and where it can be rendered."""
 
@@ -90,6 +91,37 @@ def foresee(
         scope.add(place, NodeStatus.COMPLETED, output, None)
     ahead = islice(ready, MAX_DISPATCHED_AHEAD)
     return [new_tuple(Dispatch, (run, place, token, None)) for place in ahead], scope
+
+
+class NextItems:
+    """Which item of a mapped node is begun next, as far as that can be known: while this process
+    alone applies the results of the node, and the window is full."""
+
+    def __init__(self) -> None:
+        self._next: dict[tuple[str, int], tuple[int, bool]] = {}
+        """By run and node; and whether the last call found it as this process had left it."""
+
+    def foresee(
+        self, run: RunState, shape: GraphShape, index: int, count: int, token: Token
+    ) -> Foreseen | None:
+        """What so many results of the node's items will publish with this token."""
+        first, is_sure = self._next.get((run.id, index), (0, False))
+        spec = run.graph.nodes[index]
+        if not is_sure or shape.needs[index] or spec.cache_ttl is not None:
+            return None
+        items = range(first, first + min(count, MAX_DISPATCHED_AHEAD))
+        orders = [new_tuple(Dispatch, (run, index, token, item)) for item in items]
+        return orders, RedisTemplateScope(run)
+
+    def note(self, run_id: str, index: int, answer: Sequence[int]) -> None:
+        """What `complete_items.lua` replied."""
+        done, _, first, *begun = answer
+        known, _ = self._next.pop((run_id, index), (-1, False))
+        if not done or len(begun) != 2 * done:
+            return  # it goes another way from here on, or the window was not full
+        if len(self._next) >= MAX_FORESEEN_MAPS:
+            self._next.clear()
+        self._next[run_id, index] = (first + done, first == known)
 
 
 MAX_NODES_PER_CALL = 500
@@ -224,15 +256,17 @@ def complete_items_args(
     moves: Sequence[Complete], graph: Graph, now: float, nonce: int
 ) -> list[Argument] | None:
     """None if they are not for this script: of several nodes, or started twice."""
-    index = graph.index.get(split_name(moves[0].node)[0])
-    if index is None:
+    owner, _ = split_name(moves[0].node)
+    index = graph.index.get(owner)
+    if index is None or graph.nodes[index].for_each is None:
         return None
+    first, dumps = item_place(index, 0), orjson.dumps
     args: list[Argument] = [time_text(now), nonce, index]
-    for _, node, token, output, _ in moves:
-        place = place_in(graph, node)
-        if place is None or place // PLACES - 1 != index or token[0] != 1 or token[1] != 1:
+    for _, name, token, output, _ in moves:
+        node, item = split_name(name)
+        if item is None or node != owner or token[0] != 1 or token[1] != 1:
             return None
-        args += (place, token[2], orjson.dumps(output))
+        args += (first + item, token[2], dumps(output))
     return args
 
 
@@ -243,12 +277,27 @@ def completed_items(
     now: float,
     token: Token,
     *,
+    sent: Container[int],
     events: bool,
 ) -> list[Decision]:
-    """Of as many moves as the script did. Without `events`, only which items are begun."""
-    done, length, *begun = answer
+    """Of as many moves as the script did; items that were `sent` already are not ordered again.
+
+    Without `events`, only which items are begun, all in the last decision.
+    """
+    done, length, _, *begun = answer
     graph: Graph = run.graph
     index = graph.index[split_name(moves[0].node)[0]]
+    if not events:
+        decisions = [TAKEN] * done
+        if begun:
+            decisions[-1] = _moved(index)
+            decisions[-1].changed.append(index)  # by more than a completed item
+            decisions[-1].dispatch = [
+                new_tuple(Dispatch, (run, index, token, place % PLACES))
+                for place in begun[1::2]
+                if place not in sent
+            ]
+        return decisions
     begun_by: dict[int, list[int]] = {}
     pairs = iter(begun)
     for number, place in zip(pairs, pairs, strict=True):
@@ -256,21 +305,18 @@ def completed_items(
     decisions = []
     seq = length - done - len(begun) // 2
     for number, move in enumerate(moves[:done], 1):
-        mine = begun_by.get(number, ())
-        if not mine and not events:
-            decisions.append(TAKEN)
-            continue
         decision = _moved(index)
-        if events:
-            seq += 1
-            decision.events.append(Event(seq, now, "node.completed", 1, move.node, 1))
-        for place in mine:
+        seq += 1
+        decision.events.append(Event(seq, now, "node.completed", 1, move.node, 1))
+        for place in begun_by.get(number, ()):
             item = place % PLACES
-            decision.dispatch.append(new_tuple(Dispatch, (run, index, token, item)))
-            if events:
-                seq += 1
-                name = item_name(graph.nodes[index].id, item)
-                decision.events.append(Event(seq, now, "node.queued", 1, name, 0))
+            if place in sent:
+                decision.changed.append(index)  # by more than a completed item
+            else:
+                decision.dispatch.append(new_tuple(Dispatch, (run, index, token, item)))
+            seq += 1
+            name = item_name(graph.nodes[index].id, item)
+            decision.events.append(Event(seq, now, "node.queued", 1, name, 0))
         decisions.append(decision)
     return decisions
 
@@ -338,15 +384,14 @@ class Claims:
         self, tasks: Sequence[Task], worker: str, until: float, now: float
     ) -> list[bool]:
         """Which of these starts are this worker's now; see `Claim`."""
-        by_run: dict[tuple[str, str | None], list[int]] = {}
+        by_run: dict[tuple[str, str], list[int]] = {}
         """Of each run the nodes together, and the items of each mapped node together."""
         seen: set[Start] = set()
         for at, task in enumerate(tasks):
             start = (task.run_id, task.node_id, task.token)
             if start not in seen:  # a message that came twice
                 seen.add(start)
-                node, item = split_name(task.node_id)
-                owner = None if item is None else node
+                owner = "" if task.item_index is None else node_id_of(task.node_id)
                 by_run.setdefault((task.run_id, owner), []).append(at)
         same = claim_args(worker, until, now, again=True)
         commands: list[Command] = []
@@ -357,16 +402,19 @@ class Claims:
                 script, keys = claim_script(run_id, 0)
                 known: list[int] = []
                 args = [*same]
+                asked_for = ""
                 for at in mine:
                     task = tasks[at]
                     place = await self._place(task) if task.node_index is None else task.node_index
-                    if place is None or (place >= PLACES) is (owner is None):
+                    if place is None or (place >= PLACES) is (owner == ""):
                         continue
                     if task.token is not last:  # what became ready together has one
                         last, token = task.token, claimed_token(task.token)
                     if place >= PLACES:
                         script, keys = claim_script(run_id, place)
-                    args += (place, token)
+                    is_repeated = place >= PLACES and token == asked_for
+                    args += (place, "" if is_repeated else token)
+                    asked_for = token
                     known.append(at)
                 if known:
                     commands.append(self._redis.script_command(source(script), keys, args))

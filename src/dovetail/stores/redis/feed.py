@@ -29,8 +29,6 @@ from dovetail.core.feed import (
 )
 from dovetail.core.run import RunState
 from dovetail.core.states import RunStatus
-from dovetail.core.step import first_events
-from dovetail.core.transitions import Submit
 from dovetail.core.webhooks import notifications
 from dovetail.engine.clock import Clock
 from dovetail.redis_client.pipelined import Argument, Command, PipelinedRedis
@@ -97,12 +95,11 @@ class RedisFeed:
             run = self._runs.outline(run_id)
             if run is None or not (news[0].seq == 1 or _are_first(news)):
                 unclear.append(run_id)
-                continue
-            if news[0].seq > 1:  # the process that made the run may not have added these yet
-                made = Submit(run_id, run.graph, {}, run.version)
-                news = [*first_events(made, run.created_at), *news]
-            entries.append(self._entry(run, 0, news))
-        await self._add(entries)
+            else:
+                # The process that made the run may not have added its first two events yet.
+                entries.append(self._entry(run, 0, news, 0 if news[0].seq == 1 else 2))
+        for _, *early in await self._add(entries):
+            unclear += [run_id.decode() for run_id in early]
         if unclear:
             await self.catch_up(unclear)
 
@@ -139,9 +136,11 @@ class RedisFeed:
                 read = after if status == RUNNING else 0
                 return self._entry(run, read, found)
 
-    def _entry(self, run: RunState, read: int, events: Sequence[Event]) -> list[Argument]:
-        """A run as `feed_append` takes it."""
-        entry: list[Argument] = [run.id, run.graph.name, read, len(events)]
+    def _entry(
+        self, run: RunState, read: int, events: Sequence[Event], follows: int = 0
+    ) -> list[Argument]:
+        """A run as `feed_append` takes it. Its events follow the one with that number."""
+        entry: list[Argument] = [run.id, run.graph.name, read, follows, len(events)]
         webhooks = [*run.graph.webhooks, *self._webhooks]
         for event in events:
             entry += (event.seq, event.type, repr(event.time))
@@ -156,14 +155,14 @@ class RedisFeed:
                 self.has_notifications.set()
         return entry
 
-    async def _add(self, entries: Sequence[list[Argument]]) -> None:
-        if entries:
-            await self._redis.call_many(
-                [
-                    self._appending(entries[first : first + BATCH_SIZE])
-                    for first in range(0, len(entries), BATCH_SIZE)
-                ]
-            )
+    async def _add(self, entries: Sequence[list[Argument]]) -> list[list[bytes]]:
+        """What `feed_append` returns for each batch."""
+        if not entries:
+            return []
+        batches = range(0, len(entries), BATCH_SIZE)
+        return await self._redis.call_many(
+            [self._appending(entries[first : first + BATCH_SIZE]) for first in batches]
+        )
 
     def _appending(self, entries: Sequence[list[Argument]]) -> Command:
         born = int((self._clock() - BIRTH_SECONDS) * 1000)
@@ -179,7 +178,7 @@ class RedisFeed:
         facts, last = await self._redis.call_many(
             [self._appending([]), ("XREVRANGE", FEED, "+", "-", "COUNT", 1)]
         )
-        dropped = _dropped(facts)
+        dropped = _dropped(facts[0])
         newest = FeedPosition(dropped.feed, _number(last[0][0])) if last else dropped
         if given is None:
             return newest

@@ -283,12 +283,13 @@ class RedisRecords(BaseRecords):
         details = open_json({"alias": alias, **target_view(target)}) + '"from":'
         keys = [f"{key}:versions", f"{key}:aliases", key, f"{key}:{HISTORY}"]
         given: list[Argument] = [alias, _encoded(target), _as_seen(seen)]
-        given += [encode_author(by), details, *versions_named(target)]
+        versions = versions_named(target)
+        given += [encode_author(by), details, *versions]
         script = source("records_seen", "records_remember", "records_alias")
         missing = await self._redis.call_script(script, keys, given)
         if missing < 0:
             raise changed(name)
-        return missing or None
+        return versions[missing - 1] if missing else None
 
     async def _delete_alias(self, name: str, alias: str, by: Author, seen: Seen | None) -> None:
         key = workflow_key(name)

@@ -32,7 +32,7 @@ from dovetail.core.dag import Graph
 from dovetail.core.definition.source import gc_paused
 from dovetail.core.errors import BrokenRun, NotFound, StoreError
 from dovetail.core.events import Event, Token
-from dovetail.core.items import PLACES, item_place, split_name, split_place
+from dovetail.core.items import PLACES, item_place, node_id_of, split_name, split_place
 from dovetail.core.outputs import (
     LARGE_OUTPUT,
     MAX_INPUT_BYTES,
@@ -92,6 +92,7 @@ from dovetail.stores.redis.fast_path import (
     MAX_NODES_PER_CALL,
     Claims,
     Foreseen,
+    NextItems,
     claim_args,
     claim_script,
     claimed,
@@ -194,6 +195,7 @@ class RedisStore:
         """How often the connection had been lost when Redis was last given the hot scripts."""
         self._headers = RunHeaderCache(redis)
         self._scopes = RedisScopes(redis, self._headers, max_input_bytes)
+        self._next_items = NextItems()
         self._claims = Claims(redis, self._headers)
         self._outputs = RedisOutputs(redis)
         self._conditions = ConditionEvaluator(redis, self._headers, self._scopes)
@@ -417,9 +419,19 @@ class RedisStore:
             own = f"wf:{{{header.run.id}}}:"
             keys = (own + "nodes", own + "maps", own + "items", own + "events")
             calls.append(self._redis.script_command(script, keys, args))
-        answers = await self._redis.call_many(calls)
-        for (header, places, mine, _), answer in zip(asked, answers, strict=True):
-            made = completed_items(mine, header.run, answer, now, token, events=self._events)
+        owners = [one.run.graph.index[node_id_of(mine[0].node)] for one, _, mine, _ in asked]
+        foreseen = (
+            self._next_items.foresee(header.run, header.shape, owner, len(mine), token)
+            for (header, _, mine, _), owner in zip(asked, owners, strict=True)
+        )
+        answers, aheads = await self._with_ahead(calls, foreseen, is_wide=False)
+        for (header, places, mine, _), owner, sent, answer in zip(
+            asked, owners, aheads, answers, strict=True
+        ):
+            self._next_items.note(header.run.id, owner, answer)
+            made = completed_items(
+                mine, header.run, answer, now, token, sent=sent, events=self._events
+            )
             for place, decision in zip(places, made, strict=False):
                 decisions[place] = decision
             if len(made) < len(places):
@@ -485,7 +497,7 @@ class RedisStore:
         while todo:
             go_on, why, seq, answers = await self._call(header, todo, graph)
             for answer in answers:
-                decisions.append(decode_decision(answer, header.run, seq))
+                decisions.append(decode_decision(answer, header.run, seq, usual=self._events))
                 seq += len(answer[1])
             if why == b"pending":
                 cause, ready = todo[len(answers) - 1], answers[-1][PENDING]

@@ -9,10 +9,11 @@ from contextlib import suppress
 from typing import Any
 
 from dovetail.core.errors import BrokenRun
+from dovetail.core.feed import MAX_KEPT_EVENTS
 from dovetail.engine.event_export import UnexportedRun
 from dovetail.stores.sqlite.file import statements
 from dovetail.stores.sqlite.store import SqliteStore
-from dovetail.stores.sqlite.writer import PIECES, piece
+from dovetail.stores.sqlite.writer import PIECES, piece, read_feed_row
 
 PAUSE_SECONDS = 0.05
 """Between two looks: commits come close together."""
@@ -47,8 +48,11 @@ class SqliteEventSource:
         self._position = newest
         # At the very first time, from now on: but for runs that are under way.
         since = newest if position is None else position
-        rows = self._store.rows("unexported_runs", since, newest)
-        return [run_id for (run_id,) in rows if isinstance(run_id, str)]
+        runs = [run_id for (run_id,) in self._store.rows("unexported_runs")]
+        # A run that began and ended since then is among the events of the feed.
+        for row in self._store.rows("read_feed", since, MAX_KEPT_EVENTS):
+            runs += [record[0] for _, record in read_feed_row(*row)]
+        return [run_id for run_id in dict.fromkeys(runs) if isinstance(run_id, str)]
 
     async def settle(self) -> None:
         ((position, _),) = self._store.rows("export_position")

@@ -24,7 +24,7 @@ from dovetail.stores.records import named_statements
 
 APPLICATION_ID = 0x444F5645
 """Written into the file's header, so that another program's database is not taken for ours."""
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 BUSY_SECONDS = 30.0
 """How long to wait for another process that writes; a commit takes milliseconds."""
 _RETRY_SECONDS = 0.01

@@ -21,9 +21,11 @@ from dovetail.stores.sqlite.writer import (
     CommitRound,
     CreatedRun,
     Creation,
+    FeedRecord,
     Projection,
     Staged,
     Writer,
+    feed_records,
 )
 
 FEW = 128
@@ -263,6 +265,7 @@ class GroupCommit:
     def _round(self, gathering: _NextCommit) -> CommitRound | None:
         additions, projections, notifications = [], [], []
         outbox: list[Notification] = []
+        feed: list[FeedRecord] = []
         for kept in gathering.dirty.values():
             kept.writing, kept.staged = kept.staged, []
             additions.append(Add(kept.number, kept.pieces, kept.writing))
@@ -273,6 +276,8 @@ class GroupCommit:
                 kept.projected = now_shown
                 projections.append(projection(kept.run, kept.number))
                 outbox += self._notify(kept.run, kept.writing)
+                # Here only: each run event changes what is shown of its run.
+                feed += feed_records(kept.run.id, kept.run.graph.name, kept.writing)
         if not (additions or gathering.moves_runs or gathering.logs):
             return None
         return CommitRound(
@@ -289,6 +294,7 @@ class GroupCommit:
             self._owner,
             list(gathering.logs.values()),
             outbox,
+            feed,
         )
 
     def _written(self, outcome: CommitOutcome | None, error: BaseException | None) -> None:

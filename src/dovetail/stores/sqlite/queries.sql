@@ -372,6 +372,24 @@ CREATE TABLE export (
 );
 INSERT INTO export (id) VALUES (1);
 
+-- name: schema_8
+-- The feed has a row for the run events of a commit, at most 100 of them. `number` is that of the
+-- last one, `time` its time, `events` a JSON array of [run, workflow, seq, time, type, epoch, data].
+ALTER TABLE feed RENAME TO feed_by_event;
+CREATE TABLE feed (
+  number INTEGER PRIMARY KEY,
+  count INTEGER NOT NULL,
+  time REAL NOT NULL,
+  events BLOB NOT NULL
+);
+INSERT INTO feed
+SELECT number, 1, time, json_array(json_array(
+  run_id, workflow, seq, time, type, epoch,
+  CASE WHEN json_valid(CAST(data AS TEXT)) THEN json(CAST(data AS TEXT)) END
+))
+FROM feed_by_event;
+DROP TABLE feed_by_event;
+
 -- ── runs and their log ──────────────────────────────────────────────────────────────────
 
 -- name: add_definition
@@ -522,19 +540,21 @@ ORDER BY seq;
 -- ── the feed of all runs ────────────────────────────────────────────────────────────────
 
 -- name: add_to_feed
-INSERT INTO feed (run_id, workflow, seq, time, type, epoch, data)
-SELECT run_id, workflow, ?2, ?3, ?4, ?5, ?6 FROM runs WHERE number = ?1;
+INSERT INTO feed (number, count, time, events)
+SELECT IFNULL(MAX(number), 0) + ?1, ?1, ?2, ?3 FROM feed;
 
 -- name: read_feed
-SELECT number, run_id, workflow, seq, time, type, epoch, data FROM feed
-WHERE number > ? ORDER BY number LIMIT ?;
+SELECT number, count, events FROM feed WHERE number > ? ORDER BY number LIMIT ?;
 
 -- name: feed_range
--- The name of the feed, its oldest and its newest event.
-SELECT name, (SELECT MIN(number) FROM feed), (SELECT MAX(number) FROM feed) FROM feed_name;
+-- The name of the feed, the last event that has left it, and its newest event.
+SELECT name,
+  IFNULL((SELECT number - count FROM feed ORDER BY number LIMIT 1), 0),
+  IFNULL((SELECT MAX(number) FROM feed), 0)
+FROM feed_name;
 
 -- name: trim_feed
--- Events before ?1, and all but so many of the newest; the newest stays in any case.
+-- Rows of events before ?1, and all but so many of the newest; the newest row stays in any case.
 DELETE FROM feed WHERE number < MAX(
   (SELECT MAX(number) FROM feed) - ?2 + 1,
   IFNULL(
@@ -595,11 +615,10 @@ SELECT position, IFNULL((SELECT MAX(number) FROM feed), 0) FROM export;
 UPDATE export SET position = ?;
 
 -- name: unexported_runs
--- Unfinished runs with a piece that is not exported, and runs of these events of the feed.
+-- Unfinished runs with a piece that is not exported.
 SELECT run_id FROM runs LEFT JOIN exported ON run = number
 WHERE finished_at IS NULL
-  AND EXISTS (SELECT 1 FROM journal WHERE id = number * 16777216 + IFNULL(pieces, 0))
-UNION SELECT run_id FROM feed WHERE number > ?1 AND number <= ?2;
+  AND EXISTS (SELECT 1 FROM journal WHERE id = number * 16777216 + IFNULL(pieces, 0));
 
 -- name: exported_pieces
 SELECT number, workflow, IFNULL((SELECT pieces FROM exported WHERE run = number), 0)

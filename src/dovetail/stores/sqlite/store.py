@@ -41,6 +41,7 @@ from dovetail.core.audit.replay import JournalEntry, UnreadableJournal, is_taken
 from dovetail.core.caching import entries
 from dovetail.core.dag import Graph
 from dovetail.core.definition.model import Webhook
+from dovetail.core.definition.source import gc_paused
 from dovetail.core.effects import outstanding, stops
 from dovetail.core.errors import BrokenRun, Conflict, NotFound, StoreError, StoreLost, one_line
 from dovetail.core.events import Event, Token
@@ -87,6 +88,7 @@ from dovetail.stores.sqlite.writer import (
     decoded,
     piece,
     projected,
+    read_feed_row,
     refer_to_lists,
     thinned,
     write_batch,
@@ -98,10 +100,15 @@ POLL_SECONDS = 0.1
 """How often to look whether another process has moved a run that matters here."""
 NO_LIMIT = 1 << 31
 """Max crashes where a run is handed back without a crash."""
-FEED_PAGE = 500
+FEED_PAGE = 50
+"""Rows that are read at once; each may have 100 events."""
 FEED_PAUSE_SECONDS = 0.02
 """Between two reads of the feed: many events cost hardly more than one."""
 MAX_LARGE_RUNS = 4
+LARGE_RUN_EVENTS = 30_000
+MAX_KEPT_BYTES = 8 << 20
+"""Of the outputs of a long run that stays in memory when it has ended."""
+ALL_OUTPUTS = ReadBudget(1 << 62, 1 << 62)
 PART_BYTES = 4 << 20
 """Of a journal in one read: the event loop waits meanwhile."""
 RUNNING = NodeStatus.RUNNING
@@ -165,9 +172,10 @@ class SqliteStore:
         self._finishers: dict[str, list[asyncio.Future[RunState]]] = {}
         self.feeds: set[asyncio.Event] = set()
         """Set when something may be new in the file, for readers of what is about all runs."""
-        self._large: dict[str, tuple[RunState, int]] = {}
-        """Finished runs that take long to read, without most of their outputs; and the piece that
-        would be new of each."""
+        self._large: dict[tuple[str, ReadBudget], tuple[RunState, int, ReadBudget]] = {}
+        """Runs that take long to read and are not driven here, by the room that their outputs had;
+        with the piece that would be new, and the room that is left. A caller that reads page after
+        page pays only for what is new."""
         self._broken: BaseException | None = None
         self._lost: asyncio.Future[None] | None = None
         self._aside: set[str] = set()
@@ -316,6 +324,7 @@ class SqliteStore:
         submit = bounded_submit(submit, self._max_run_bytes)
         run, decision = begin(submit, now, 1)
         stored = self._definitions.stored(submit.graph)
+        staged = Staged(submit, now, 1, decision)
         creation = Creation(
             run_id=run.id,
             workflow=submit.graph.name,
@@ -326,11 +335,11 @@ class SqliteStore:
             params=submit.params,
             created_at=now,
             owner=self.owner.name if self._drives else None,
-            staged=Staged(submit, now, 1, decision),
+            staged=staged,
             projection=projection(run, 0),
             key=submit.key,
             place=submit.place,
-            notifications=self._notifications(run, [Staged(submit, now, 1, decision)]),
+            notifications=self._notifications(run, [staged]),
         )
         return run, creation, decision
 
@@ -444,6 +453,17 @@ class SqliteStore:
                     waiter.set_result(run)
         if run.finished or not kept.mine:
             self._drop(kept)
+        if run.finished and run.seq > LARGE_RUN_EVENTS:
+            self._keep_ended(kept)
+
+    def _keep_ended(self, kept: CachedRun) -> None:
+        """Keep a long run that has ended: its caller may look at it, and to read it again takes a
+        second or more."""
+        run = kept.run
+        is_small = run.max_bytes is not None and run.kept_bytes <= MAX_KEPT_BYTES
+        if is_small and run.id not in self._runs:
+            at = piece(kept.number, kept.pieces)
+            self._keep_large(run, at, ALL_OUTPUTS, ALL_OUTPUTS)
 
     def _wake_feeds(self) -> None:
         for news in self.feeds:
@@ -554,7 +574,8 @@ class SqliteStore:
         try:
             if rows and rows[-1][0] != after + len(rows) - 1:
                 raise UnreadableJournal("a piece of its log is missing")
-            replay(kept.run, decoded(rows))
+            with gc_paused():
+                replay(kept.run, decoded(rows))
             if not kept.run.seq:
                 raise UnreadableJournal("its log is empty")
         except UnreadableJournal as error:
@@ -732,6 +753,16 @@ class SqliteStore:
             self._drop(kept)  # read, not held: the file is where it lives
         return kept.run
 
+    async def graph(self, run_id: str) -> Graph:
+        self._check()
+        kept = self._runs.get(run_id)
+        if kept is not None:
+            return kept.run.graph
+        row = self._query("read_run", run_id)
+        if row is None:
+            raise no_run(run_id, self.file.path)
+        return self._outline(row)[0].graph
+
     async def _read_apart(self, row: tuple[Any, ...], room: ReadBudget | None) -> RunState:
         """A run that is not in memory, with as many outputs as there is room for.
 
@@ -739,18 +770,22 @@ class SqliteStore:
         """
         run, number = self._outline(row)
         at, last = piece(number, 0), piece(number, PIECES - 1)
-        known, goes_on_at = self._large.get(run.id, (run, 0))
-        if goes_on_at and room is not None and self._query("has_piece", goes_on_at) is None:
-            return known  # a caller that reads its outputs one by one comes often
-        is_large = False
+        wanted, is_large = room, False
+        # A reader without outputs gets no references to them either.
+        key = None if room is None else self._large_key(run.id, room, ALL_OUTPUTS)
+        if key is not None:
+            # Taken out: a caller that comes meanwhile must not read the same pieces into it.
+            run, at, room = self._large.pop(key)
+            wanted, is_large = key[1], True
         while rows := self.part(at, last):
             found: list[JournalEntry] = []
             try:
                 if rows[-1][0] != at + len(rows) - 1:
                     raise UnreadableJournal("a piece of its log is missing")
-                for one in rows:
-                    room = thinned(one, room, found)
-                replay(run, found)
+                with gc_paused():
+                    for one in rows:
+                        room = thinned(one, room, found)
+                    replay(run, found)
             except UnreadableJournal as error:
                 raise self._unreadable(run.id, error) from error
             at = rows[-1][0] + 1
@@ -761,11 +796,19 @@ class SqliteStore:
         if not run.seq:
             raise self._unreadable(run.id, UnreadableJournal("its log is empty"))
         refer_to_lists(run)
-        if is_large and room is not None and run.finished:
-            while len(self._large) >= MAX_LARGE_RUNS:
-                del self._large[next(iter(self._large))]
-            self._large[run.id] = run, at
+        if is_large and wanted is not None and room is not None:
+            self._keep_large(run, at, wanted, room)
         return run
+
+    def _keep_large(self, run: RunState, at: int, wanted: ReadBudget, left: ReadBudget) -> None:
+        while len(self._large) >= MAX_LARGE_RUNS:
+            del self._large[next(iter(self._large))]
+        self._large[run.id, wanted] = run, at, left
+
+    def _large_key(self, run_id: str, *rooms: ReadBudget) -> tuple[str, ReadBudget] | None:
+        """Under which a long run is kept, for a reader with one of these rooms or for any."""
+        found = (key for key in self._large if key[0] == run_id)
+        return next((key for key in found if not rooms or key[1] in rooms), None)
 
     async def read_items(self, run: RunState, index: int, numbers: Sequence[int]) -> None:
         """`load` leaves out no item."""
@@ -875,10 +918,14 @@ class SqliteStore:
                 self._check()
                 rows = self.rows("read_feed", after.number[0], FEED_PAGE)
                 check_position(after, *self._feed_range())
-                for number, run_id, workflow, seq, at, kind, epoch, data in rows:
-                    after = FeedPosition(after.feed, (number,))
-                    event = Event(seq, at, kind, epoch, None, None, _data_of(data))
-                    yield FeedEntry(after, run_id, workflow, event)
+                for row in rows:
+                    for number, record in read_feed_row(*row):
+                        if number > after.number[0]:
+                            after = FeedPosition(after.feed, (number,))
+                            run_id, workflow, seq, at, kind, epoch, data = record
+                            event = Event(seq, at, kind, epoch, None, None, data)
+                            yield FeedEntry(after, run_id, workflow, event)
+                    after = FeedPosition(after.feed, (row[0],))
                 if len(rows) < FEED_PAGE:
                     await news.wait()
                     await asyncio.sleep(FEED_PAUSE_SECONDS)
@@ -887,8 +934,8 @@ class SqliteStore:
 
     def _feed_range(self) -> tuple[FeedPosition, FeedPosition]:
         """The last event that left the feed, and the last one of all."""
-        name, oldest, newest = self._query("feed_range")
-        return FeedPosition(name, ((oldest or 1) - 1,)), FeedPosition(name, (newest or 0,))
+        name, dropped, newest = self._query("feed_range")
+        return FeedPosition(name, (dropped,)), FeedPosition(name, (newest,))
 
     async def recall(self, key: str, now: float) -> Cached | None:
         staged = self._commits.staged_output(key)
@@ -1046,7 +1093,8 @@ class SqliteStore:
             ),
         )
         for run_id in deleted.run_ids:
-            self._large.pop(run_id, None)
+            while key := self._large_key(run_id):
+                del self._large[key]
             self._refuse_waiting(run_id, no_run(run_id, self.file.path))
         return deleted
 
@@ -1186,14 +1234,6 @@ def _differences(run: RunState, row: Sequence[Any]) -> Iterator[str]:
                 for one in (kept[name], value)
             )
             yield f"the run is kept with {name} {has}, the log makes it {makes}"
-
-
-def _data_of(data: bytes | None) -> dict[str, Any] | None:
-    """Of an event in the feed; None if it is damaged, which must not end the feed."""
-    with suppress(TypeError, orjson.JSONDecodeError):
-        found = None if data is None else orjson.loads(data)
-        return found if isinstance(found, dict) else None
-    return None
 
 
 def _newest(run: RunState) -> float:

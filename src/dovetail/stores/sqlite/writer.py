@@ -69,7 +69,7 @@ def encoded(staged: Iterable[Staged]) -> bytes:
                 one.now,
                 KINDS[type(one.move)],
                 extra_of(one.move, one.decision),
-                published(one.decision.dispatch),
+                published(one.decision.dispatch) if one.decision.dispatch else (),
                 # Without `seq` and `time`, which follow from the piece and the entry.
                 [event[2:] for event in one.decision.events],
             )
@@ -393,6 +393,13 @@ class CommitRound(NamedTuple):
     owner: str
     logs: Sequence[LogChunk] = ()
     outbox: Sequence[Notification] = ()
+    feed: Sequence[FeedRecord] = ()
+
+
+FeedRecord = tuple[str, str, int, float, str, int, Any]
+"""A run event in the feed: run, workflow, seq, time, type, epoch, data."""
+FEED_ROW_EVENTS = 100
+"""So many are kept in a row of the feed: a row costs more than what is in it."""
 
 
 class CommitOutcome(NamedTuple):
@@ -444,11 +451,9 @@ def _write(
         added = connection.executemany(sql["add_entries"], rows).rowcount
         if added != len(rows):
             raise LogConflict
-        news = [row for add in round_.additions for row in _feed_rows(add.number, add.staged)]
-        if news:
-            connection.executemany(sql["add_to_feed"], news)
         _add_to_outbox(connection, round_.outbox)
     made = [_create(connection, creation) for creation in round_.creations]
+    _add_to_feed(connection, [*round_.feed, *_beginnings(round_.creations, made)])
     # Before the projection, which lets go of a finished run's owner.
     for number in round_.notifications:
         connection.execute(sql["notify_owner"], (number, round_.owner))
@@ -469,14 +474,43 @@ def _write(
     return CommitOutcome(made, frozenset())
 
 
-def _feed_rows(number: int, staged: Iterable[Staged]) -> list[tuple[Any, ...]]:
-    """The run events among these, in the order of the commits of all processes."""
-    # Picked by their node before they are unpacked: nearly all are events of nodes.
-    found = [event for one in staged for event in one.decision.events if event[4] is None]
+def feed_records(run_id: str, workflow: str, staged: Iterable[Staged]) -> list[FeedRecord]:
+    """The run events among these."""
     return [
-        (number, seq, at, kind, epoch, None if data is None else orjson.dumps(data))
-        for seq, at, kind, epoch, _, _, data in found
+        (run_id, workflow, seq, at, kind, epoch, data)
+        for one in staged
+        for seq, at, kind, epoch, node, _, data in one.decision.events
+        if node is None
     ]
+
+
+def _beginnings(creations: Sequence[Creation], made: Sequence[CreatedRun]) -> list[FeedRecord]:
+    """The run events of runs that were not there before."""
+    return [
+        record
+        for creation, created in zip(creations, made, strict=True)
+        if created.number is not None
+        for record in feed_records(creation.run_id, creation.workflow, [creation.staged])
+    ]
+
+
+def _add_to_feed(connection: sqlite3.Connection, records: Sequence[FeedRecord]) -> None:
+    for first in range(0, len(records), FEED_ROW_EVENTS):
+        part = records[first : first + FEED_ROW_EVENTS]
+        row = (len(part), part[-1][3], orjson.dumps(part))
+        connection.execute(statements()["add_to_feed"], row)
+
+
+def read_feed_row(number: int, count: int, events: Any) -> list[tuple[int, FeedRecord]]:
+    """The events of a row with their numbers. A damaged row has none: it must not end the feed."""
+    try:
+        records = [
+            (run_id, workflow, seq, at, kind, epoch, data)
+            for run_id, workflow, seq, at, kind, epoch, data in orjson.loads(events)
+        ]
+    except (TypeError, ValueError):
+        return []
+    return list(enumerate(records, number - count + 1))
 
 
 def _add_to_outbox(connection: sqlite3.Connection, found: Iterable[Notification]) -> None:
@@ -553,7 +587,6 @@ def _create(connection: sqlite3.Connection, creation: Creation) -> CreatedRun:
     assert number is not None  # noqa: S101
     row = (piece(number, 0), creation.staged.seq, encoded([creation.staged]))
     connection.execute(sql["add_entries"], row)
-    connection.executemany(sql["add_to_feed"], _feed_rows(number, [creation.staged]))
     _add_to_outbox(connection, creation.notifications)
     if creation.key is not None:
         connection.execute(sql["add_key"], (*creation.key, creation.run_id))
@@ -587,10 +620,12 @@ def write_batch(
 ) -> list[CreatedRun]:
     """A batch and all its runs. In a transaction. Raises `KeyUsed`."""
     number = add_batch(connection, batch_id, creations[0].workflow, len(creations), key, now)
-    return [
+    made = [
         _create(connection, creation._replace(place=(number, place)))
         for place, creation in enumerate(creations)
     ]
+    _add_to_feed(connection, _beginnings(creations, made))
+    return made
 
 
 def add_batch(

@@ -5,10 +5,10 @@
 --   KEYS[3]  wf:{id}:items   KEYS[4]  wf:{id}:events
 --   ARGV[1]  now             ARGV[2]  nonce of the new tokens   ARGV[3]  index of the node
 --   ARGV[4]… of each item: its place, its token's nonce, its output
--- returns {items done, number of events, then for each item that was begun: the number of the completed
--- item, and its own place}
+-- returns {items done, number of events, the item that was to be begun next, then for each item that was
+-- begun: the number of the completed item, and its own place}
 
-local call, match = redis.call, string.match
+local call, match, pack = redis.call, string.match, struct.pack
 local PLACES = 1048576
 local now, nonce, index, many = ARGV[1], ARGV[2], ARGV[3], (#ARGV - 3) / 3
 local asked = {index}
@@ -18,20 +18,29 @@ local unfinished, active, kept_bytes, max_bytes = match(call('HGET', KEYS[1], 'c
   '^(%d+)|(%d+)|1:?(%d*):?(%d*)$')
 local total, window, tolerated, following, out, running, completed, failed, rest, bytes = match(
   before[1] or '', '^(%d+)|(%d+)|(%d+)|(%d+)|0|(%d+)|(%d+)|(%d+)|(%d+)|(%-?%d+|%-?%d+)|(%d+)$')
-if unfinished == nil or total == nil or tonumber(failed) > tonumber(tolerated) then return {0, 0} end
+if unfinished == nil or total == nil or tonumber(failed) > tonumber(tolerated) then return {0, 0, 0} end
 active, kept_bytes, max_bytes = tonumber(active), tonumber(kept_bytes), tonumber(max_bytes)
 total, window, following, out = tonumber(total), tonumber(window), tonumber(following), tonumber(out)
 bytes = tonumber(bytes)
 
-local reply, states, gone, ended, log, seen = {0, 0}, {}, {}, {}, {}, {}
+local reply, states, gone, ended, log, seen = {0, 0, following}, {}, {}, {}, {}, {}
+local answers, written, events = 3, 0, 0 -- lengths: # would take longer
 local first = (tonumber(index) + 1) * PLACES
 local queued = 'Q|1|0|0|1|' .. nonce .. '|0|0|P|||||'
+local time = pack('>d', now) -- events and records are packed, see packed.py
+local of_queued, of_completed = '\1' .. time, '\3' .. time
+-- Items that were claimed together have the same state: the one parsed last, and its meaning.
+local state, token, record
 local done = 0
 for k = 1, many do
-  local place, output = ARGV[3 * k + 1], ARGV[3 * k + 3]
-  local n, worker, started = match(before[k + 1] or '',
-    '^R|1|1|%d+|1|(%d+)|0|0|||[^|]*|([^|]*)|([^|]*)|$')
-  if n ~= ARGV[3 * k + 2] or n == nil or seen[place] then break end
+  local at = 3 * k + 1
+  local place, output = ARGV[at], ARGV[at + 2]
+  if before[k + 1] ~= state or ARGV[at + 1] ~= token then
+    state, token, record = before[k + 1], ARGV[at + 1], nil
+    local n, worker, started = match(state or '', '^R|1|1|%d+|1|(%d+)|0|0|||[^|]*|([^|]*)|([^|]*)|$')
+    if n == token then record = 'C' .. pack('>d', started) .. time .. '1|1|' .. worker .. '\n' end
+  end
+  if record == nil or seen[place] then break end
   if out == 1 and following == total then break end -- the node ends with it
   if max_bytes ~= nil then
     if kept_bytes + #output > max_bytes then break end
@@ -41,18 +50,22 @@ for k = 1, many do
   done = k
   gone[k] = place
   ended[2 * k - 1] = place
-  ended[2 * k] = 'C|1|1|' .. worker .. '|' .. started .. '|' .. now .. '\n' .. output
+  ended[2 * k] = record .. output
   bytes = bytes + #output
   out, active = out - 1, active - 1
-  log[#log + 1] = '[' .. now .. ',"node.completed",1,' .. place .. ',1,null]'
+  events = events + 1
+  log[events] = of_completed .. pack('>I5', place)
   while out < window and following < total do
-    local begun = string.format('%.0f', first + following)
+    local begun = first + following
     following, out, active = following + 1, out + 1, active + 1
-    states[#states + 1] = begun
-    states[#states + 1] = queued
-    log[#log + 1] = '[' .. now .. ',"node.queued",1,' .. begun .. ',0,null]'
-    reply[#reply + 1] = k
-    reply[#reply + 1] = tonumber(begun)
+    states[written + 1] = begun
+    states[written + 2] = queued
+    written = written + 2
+    events = events + 1
+    log[events] = of_queued .. pack('>I5', begun)
+    reply[answers + 1] = k
+    reply[answers + 2] = begun
+    answers = answers + 2
   end
 end
 if done == 0 then return reply end
@@ -66,8 +79,8 @@ local function in_pieces(command, key, list)
 end
 
 reply[1] = done
-states[#states + 1] = index
-states[#states + 1] = string.format('%d|%d|%s|%d|0|%d|%d|%d|%s|%s|%.0f', total, window, tolerated,
+states[written + 1] = index
+states[written + 2] = string.format('%d|%d|%s|%d|0|%d|%d|%d|%s|%s|%.0f', total, window, tolerated,
   following, out, running - done, completed + done, failed, rest, bytes)
 local counts = unfinished .. '|' .. active .. '|1'
 if max_bytes ~= nil then counts = counts .. string.format(':%d:%d', kept_bytes, max_bytes) end

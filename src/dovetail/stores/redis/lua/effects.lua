@@ -128,8 +128,15 @@ local function run_event(kind, data)
   event('[' .. now .. ',"' .. kind .. '",' .. run.epoch .. ',null,null,' .. (data or 'null') .. ']')
 end
 
+-- The usual events of items are packed: stores/redis/packed.py says how, and unpacks them.
+local PACKED = {['node.queued'] = {'\1', 0}, ['node.completed'] = {'\3', 1}}
+
 local function write(i, kind, data)
   local nd = node(i)
+  local usual = i >= PLACES and PACKED[kind]
+  if usual and nd.e == 1 and nd.a == usual[2] then
+    return event(usual[1] .. struct.pack('>dI5', now, i))
+  end
   event('[' .. now .. ',"' .. kind .. '",' .. nd.e .. ',' .. i .. ',' .. nd.a .. ','
     .. (data or 'null') .. ']')
 end

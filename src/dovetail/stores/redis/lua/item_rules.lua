@@ -24,10 +24,14 @@ local function refuse_item(move)
     is_answered = nd.an == move.n and nd.aa == move.ta and epoch == move.te
   else
     local record = records[move.i]
-    if record == nil then record = call('HGET', ITEMS, move.i) end
+    if record == nil and number_of(move.i) < map.of(owner_of(move.i)).next then
+      record = call('HGET', ITEMS, move.i)
+    end
     local s, e, a, reason = 'W', 0, 0, ''
-    if record then
-      s, e, a, reason = string.match(record, '^(%u)|(%d+)|(%d+)|[^|]*|[^|]*|[^|\n]*|?([^|\n]*)')
+    if record and string.sub(record, 1, 1) == 'C' then
+      s, e, a = 'C', string.match(record, '^(%d+)|(%d+)|', 18)
+    elseif record then
+      s, e, a, reason = string.match(record, '^(%u)|(%d+)|(%d+)|[^|]*|[^|]*|[^|]*|([^|]*)')
     end
     is_same, status = tonumber(e) == move.te and tonumber(a) == move.ta, s
     is_answered = is_same and s ~= 'X' and (s == 'C' or reason == '')

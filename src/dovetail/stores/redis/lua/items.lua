@@ -4,8 +4,8 @@
 -- that states, events and orders of items are those of nodes under another number.
 --   KEYS[8]   wf:{id}:maps   hash  index -> the counts of a mapped node whose list is known, see COUNTS;
 --                                  place -> state of an item that is out: begun and not ended
---   KEYS[9]   wf:{id}:items  hash  place -> an item that has ended: its record (see `end_item`), a line
---                                  break, its output as JSON
+--   KEYS[9]   wf:{id}:items  hash  place -> an item that has ended: its record, see `end_item`. Of items
+--                                  from `next` on, one that an earlier epoch left behind, which says nothing
 --   KEYS[10]  wf:{id}:queue  zset  places, with scores in three ranges: items that wait again after a
 --                                  retry, items that are held, items that ended without an output
 -- Items are begun in the order of the list, so that all before `next` were begun.
@@ -145,21 +145,23 @@ local function queue_item(i, place)
   publish_item(i, place)
 end
 
--- The item has ended: only its record stays: status, epoch, attempt, worker, start, end, and if it
--- has no output reason and error.
+-- The item has ended, and only its record stays. Of a completed item it has the letter C, start and end
+-- as 8 bytes each, epoch, attempt, worker, a line break, and the output (stores/redis/packed.py); of
+-- others status, epoch, attempt, worker, start, end, reason and error, as text.
 local function end_item(i, place, status, kind, data, output)
   local nd, m = node(place), map.of(i)
   if nd.s == 'R' then m.running = m.running - 1 end
   if nd.s == 'R' or nd.p == 'P' then run.active = run.active - 1 end
   m.out = m.out - 1
-  local record = status .. '|' .. nd.e .. '|' .. nd.a .. '|' .. nd.w .. '|' .. nd.st .. '|' .. now
   local kept = end_fields(place)
   if status == 'C' then
     m.completed = m.completed + 1
     m.bytes = m.bytes + #output
-    records[place] = record .. '\n' .. output
+    records[place] = 'C' .. struct.pack('>dd', nd.st == '' and -1 or nd.st, now) .. nd.e .. '|' .. nd.a
+      .. '|' .. nd.w .. '\n' .. output
   else
-    records[place] = record .. '|' .. kept[1] .. '|' .. kept[3]
+    records[place] = status .. '|' .. nd.e .. '|' .. nd.a .. '|' .. nd.w .. '|' .. nd.st .. '|' .. now
+      .. '|' .. kept[1] .. '|' .. kept[3]
     enqueue(place, ENDED_AT)
     if status == 'F' then
       m.failed = m.failed + 1
@@ -309,7 +311,12 @@ map.forget = function(i)
     touched[place] = true
     ends[place] = {'', -1, '', true}
   end
-  for item = 0, m.next - 1 do records[place_of(i, item)] = false end
+  -- Records that stay behind are not looked at: no item from `next` on has one. One that ends again
+  -- replaces its old record.
+  for place in pairs(records) do
+    if owner_of(place) == i then records[place] = nil end
+  end
+  if string.find(mapped, '1.*1') == nil then call('UNLINK', ITEMS) end
   for _, at in ipairs({0, HELD_AT, ENDED_AT}) do call('ZREMRANGEBYSCORE', QUEUE, range(i, at)) end
   maps[i], map.forgotten[i] = false, true
 end

@@ -6,9 +6,9 @@
 --   ARGV[1]  alias, ARGV[2] what it is to name, ARGV[3] the workflow as it must be, or empty
 --   ARGV[4]  by, ARGV[5] details without the end: what the alias named before
 --   ARGV[6]… the versions
--- returns 0 set, -1 the workflow has changed; a version that does not exist
+-- returns 0 set, -1 the workflow has changed; n: the n-th version does not exist
 for v = 6, #ARGV do
-  if redis.call('HEXISTS', KEYS[1], ARGV[v]) == 0 then return tonumber(ARGV[v]) end
+  if redis.call('HEXISTS', KEYS[1], ARGV[v]) == 0 then return v - 5 end
 end
 local before = redis.call('HGET', KEYS[2], ARGV[1])
 if before == ARGV[2] then return 0 end

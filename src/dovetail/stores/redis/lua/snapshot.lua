@@ -44,6 +44,9 @@ local indexes, seen = {'counts'}, {}
 if not whole or #maps > 0 and not all_items then
   for k = 2, #events do
     local index = string.match(events[k], '^%[[^,]+,"[^"]+",%d+,(%d+)')
+    if string.byte(events[k]) < 32 then -- a packed event, see packed.py
+      index = string.format('%.0f', struct.unpack('>I5', events[k], 10))
+    end
     if index then
       if not seen[index] then
         seen[index] = true

@@ -24,13 +24,12 @@ rules.take_over = function(move)
   end
   for i = 0, run.size - 1 do
     if map.of(i) then
-      local out_now = map.out_items(i)
-      for _, place in ipairs(out_now) do
+      for _, place in ipairs(map.out_items(i)) do
         if node(place).s == 'R' then
           map.lose_item(i, place, move.max_crashes, graph.once[i + 1] == 1)
+          map.advance(i)
         end
       end
-      if #out_now > 0 then map.advance(i) end
       if #out.pending > 0 then return end
     elseif node(i).s == 'R' then
       lose_node(i, move.max_crashes, graph.once[i + 1] == 1)

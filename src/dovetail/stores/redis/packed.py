@@ -1,0 +1,83 @@
+"""What a mapped node may have 100,000 of, in few bytes: the usual events of items, and the records
+of items that have completed.
+
+A packed event stands for `[time, kind, 1, place, attempt, data]`, as all other events are kept: a
+byte for the kind and the attempt, the time as 8 bytes, the place as 5 bytes, and of `node.started`
+the worker. Events of later epochs and attempts are not packed, nor are failures.
+
+A packed record has the letter C, start and end as 8 bytes each, then epoch, attempt and worker as
+text, a line break, and the output. The archive has records and events as text.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+
+import orjson
+
+from dovetail.core.items import PLACES
+
+KINDS = {b"\1": ("node.queued", 0), b"\2": ("node.started", 1), b"\3": ("node.completed", 1)}
+"""What the first byte of a packed event says: its kind and attempt. Text has no such byte."""
+CODES = {kind: code for code, kind in KINDS.items()}
+TIME, TIMES = Struct(">d"), Struct(">dd")
+PLACE_AT, WORKER_AT = 9, 14
+"""Where the parts of an event begin, behind its time."""
+REST_AT = 17
+"""Where epoch, attempt and worker of a record begin."""
+NEVER = -1.0
+"""The start of an item that was not started: its output was in the node cache."""
+
+UsualEvent = tuple[float, str, int, int, int, dict[str, str] | None]
+
+
+def usual_event(text: bytes) -> UsualEvent:
+    """The fields of a packed event. Raises `ValueError` if it is damaged."""
+    if len(text) < WORKER_AT:
+        raise ValueError(f"an event of {len(text)} bytes")
+    kind, attempt = KINDS[text[:1]]
+    (time,) = TIME.unpack_from(text, 1)
+    place = int.from_bytes(text[PLACE_AT:WORKER_AT], "big")
+    data = {"worker": text[WORKER_AT:].decode()} if kind == "node.started" else None
+    return time, kind, 1, place, attempt, data
+
+
+def unpacked_event(text: bytes) -> bytes:
+    """Any event as JSON."""
+    if text[:1] not in KINDS:
+        return text
+    time, kind, epoch, place, attempt, data = usual_event(text)
+    end = orjson.dumps([epoch, place, attempt, data])[1:]
+    return b'[%b,"%b",%b' % (repr(time).encode(), kind.encode(), end)
+
+
+def packed_event(text: bytes) -> bytes:
+    """The reverse of `unpacked_event`; an event that says anything else stays as it is."""
+    time, kind, _, place, attempt, data = orjson.loads(text)
+    code = CODES.get((kind, attempt))
+    if code is None or place is None or place < PLACES:
+        return text
+    worker = (data or {}).get("worker") or ""
+    packed = b"".join((code, TIME.pack(time), place.to_bytes(5, "big"), worker.encode()))
+    return packed if unpacked_event(packed) == text else text
+
+
+def packed_record(head: bytes, output: bytes) -> bytes:
+    """The record of a completed item from its text, `C|epoch|attempt|worker|start|end`."""
+    _, epoch, attempt, worker, started, finished = head.split(b"|")
+    times = TIMES.pack(float(started or NEVER), float(finished))
+    return b"C%b%b|%b|%b\n%b" % (times, epoch, attempt, worker, output)
+
+
+def unpacked_record(record: bytes) -> tuple[bytes, bytes]:
+    """The reverse of `packed_record`. Raises `ValueError` if it is damaged."""
+    head, found, output = record[REST_AT:].partition(b"\n")
+    if not found:
+        raise ValueError(f"a record of {len(record)} bytes")
+    started, finished = (b"" if at == NEVER else repr(at).encode() for at in _times(record))
+    return b"C|%b|%b|%b" % (head, started, finished), output
+
+
+def _times(record: bytes) -> tuple[float, float]:
+    times: tuple[float, float] = TIMES.unpack_from(record, 1)
+    return times
