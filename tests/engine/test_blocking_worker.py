@@ -21,7 +21,7 @@ from dovetail.engine.blocking_worker import BlockingWorker, LeaseThread, LeaseTh
 from dovetail.engine.ports import Result, Task
 from dovetail.handlers.calls import RegistryCalls
 from dovetail.handlers.log_capture import LogRules, capturing
-from dovetail.handlers.registry import Registry
+from dovetail.handlers.registry import Registry, describe
 
 from .harness import PATIENCE
 
@@ -67,7 +67,7 @@ class Setup:
         self.registry = Registry()
 
     def run(self, handler: Callable[[dict[str, Any], Any], Any]) -> Result | None:
-        self.registry.add(handler.__name__, handler)
+        self.registry.add(describe(handler))
         watch = LeaseThread(
             self._duties,
             _once,

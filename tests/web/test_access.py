@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from ..api.conftest import Server
 from .conftest import OpenPage, serve
@@ -200,6 +200,36 @@ def test_with_tokens_the_page_and_the_docs_ask_once_and_a_reader_is_told_so(
         api = server.client(authorization="Bearer looks")
         assert api("DELETE", f"/dead-letters/{'0' * 32}").status_code == 403
         assert api("POST", "/documents/reviews/x/approve").status_code == 403
+    finally:
+        server.close()
+
+
+def test_a_late_refusal_of_a_call_without_a_token_says_nothing_about_the_token(
+    tmp_path: Path, open_page: OpenPage
+) -> None:
+    server = serve(tmp_path, DOVETAIL_TOKENS="full")
+    try:
+        page = open_page(f"{server.url}/docs")
+        late: list[Route] = []
+
+        def delay(route: Route) -> None:
+            """Only the list of runs gets its reply at once."""
+            if "authorization" in route.request.headers or "/runs?" in route.request.url:
+                route.continue_()
+            else:
+                late.append(route)
+
+        page.route("**/api/v1/**", delay)
+        page.goto(f"{server.url}/#/runs")
+        page.get_by_label("Token").fill("full")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("button", name="Forget the token")).to_be_visible()
+        with page.expect_response(lambda reply: reply.status == 401):
+            for route in late:
+                route.continue_()
+        page.wait_for_timeout(200)
+        expect(page.get_by_role("heading", name="This server needs a token")).to_have_count(0)
+        expect(page.get_by_role("button", name="Forget the token")).to_be_visible()
     finally:
         server.close()
 

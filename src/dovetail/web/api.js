@@ -58,6 +58,7 @@ function withToken(headers) {
 export const rawCall = (method, where, headers, body) => fetch(where, { method, headers: withToken(headers), body, cache: "no-store" });
 
 async function send(method, where, { body, headers = {}, signal } = {}) {
+  const used = token();
   const sent = withToken(headers);
   if (body !== undefined && typeof body !== "string") {
     sent["Content-Type"] = "application/json";
@@ -79,8 +80,8 @@ async function send(method, where, { body, headers = {}, signal } = {}) {
   } catch {
     // A proxy may reply with something else than a problem.
   }
-  if (reply.status === 401) {
-    auth.set({ needed: true, wrong: token() !== null, generation: auth.get().generation });
+  if (reply.status === 401 && used === token()) { // a late reply says nothing about a newer token
+    auth.set({ needed: true, wrong: used !== null, generation: auth.get().generation });
   }
   throw new Problem(reply.status, sentence(problem.detail || `The server replied with status ${reply.status}.`), problem.errors);
 }

@@ -105,8 +105,6 @@ class PostgresArchive:
         Of one that was accepted and never seen since, `meta` has what the trigger said and no
         status, and there is nothing else.
         """
-        if not await self.kept([run_id]):
-            return None
         return await self._pool.look(lambda connection: _read(connection, run_id))
 
     async def kept(self, run_ids: Iterable[str]) -> dict[str, ArchiveState]:
@@ -127,9 +125,10 @@ class PostgresArchive:
     ) -> RunState:
         """The run as far as it is archived, to read. Raises `NotFound`."""
         wanted = (room or ALL_OUTPUTS) if outputs else ONLY_SIZES
-        if not await self.kept([run_id]):
+        found = await self._pool.look(lambda one: _look(one, run_id, wanted))
+        if found is None:
             raise no_run(run_id, self._pool.where)
-        snapshot, left_out = await self._pool.look(lambda one: _look(one, run_id, wanted))
+        snapshot, left_out = found
         given, meta = self.submission(snapshot), snapshot.meta
         created_at = float(meta["created_at"])
         run = RunState(run_id, given.graph, given.params, created_at, given.version)
@@ -634,12 +633,16 @@ def _add_items(
 
 async def _look(
     connection: PostgresConnection, run_id: str, room: ReadBudget
-) -> tuple[RunSnapshot, dict[int, OutputReference]]:
-    """A run without its log, with the outputs that there is room for; and references to others."""
+) -> tuple[RunSnapshot, dict[int, OutputReference]] | None:
+    """A run without its log, with the outputs that there is room for; and references to others.
+
+    None if it is not archived.
+    """
     sql = statements()
-    number, *columns, last_seq, meta, sha256, content = await connection.fetchrow(
-        sql["look_at_run"], run_id
-    )
+    found = await connection.fetchrow(sql["look_at_run"], run_id)
+    if found is None:
+        return None
+    number, *columns, last_seq, meta, sha256, content = found
     row = (*columns, meta, sha256, content)
     snapshot = _snapshot(run_id, row, first_seq=last_seq + 1, events=[])
     left_out: dict[int, OutputReference] = {}
@@ -651,11 +654,12 @@ async def _look(
     return snapshot, left_out
 
 
-async def _read(connection: PostgresConnection, run_id: str) -> RunSnapshot:
+async def _read(connection: PostgresConnection, run_id: str) -> RunSnapshot | None:
     sql = statements()
-    number, *columns, result, log_seq, meta, sha256, content = await connection.fetchrow(
-        sql["read_run"], run_id
-    )
+    found = await connection.fetchrow(sql["read_run"], run_id)
+    if found is None:
+        return None
+    number, *columns, result, log_seq, meta, sha256, content = found
     log = await connection.fetch(sql["read_events"], number, 0, None)
     events = [event for place, (seq, event) in enumerate(log, 1) if seq == place]
     row = (*columns, meta, sha256, content)

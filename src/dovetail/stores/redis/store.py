@@ -190,7 +190,7 @@ class RedisStore:
         self._news = news or _a_moment
         self._max_run_bytes = max_run_bytes
         self.ahead = ahead
-        self._sending: list[Awaitable[object]] = []
+        self._sending: list[asyncio.Future[object]] = []
         self._loaded_at = -1
         """How often the connection had been lost when Redis was last given the hot scripts."""
         self._headers = RunHeaderCache(redis)
@@ -287,7 +287,8 @@ class RedisStore:
             with gc_paused():
                 aheads = [{} if one is None else self.ahead.rendered(*one) for one in foreseen]
             if tasks := [task for ahead in aheads for task in ahead.values()]:
-                self._sending.append(self.ahead.sending(tasks))
+                # As a task it ends by itself, also if this call fails and `sent` is not awaited.
+                self._sending.append(asyncio.ensure_future(self.ahead.sending(tasks)))
         self._redis.flush()
         answers = await self._redis.retry_errors(calls, await asked)
         if self._redis.refusals != refusals:
