@@ -392,8 +392,8 @@ _PROVIDERS = {
 def _asked(settings: Settings, config: LlmConfig, model: str) -> dict[str, Any]:
     base = settings.llm_base_url
     wanted = config.response_format
-    parts = None if base is None else urlsplit(base)
-    host = "" if parts is None else parts.hostname or ""
+    server = {} if base is None else _server_of(base)
+    host = server.get("server.address", "")
     found = (name for end, name in _PROVIDERS.items() if f".{host}".endswith(f".{end}"))
     attributes: dict[str, Any] = {
         "gen_ai.operation.name": "chat",
@@ -402,10 +402,18 @@ def _asked(settings: Settings, config: LlmConfig, model: str) -> dict[str, Any]:
         "gen_ai.request.temperature": config.temperature,
         "gen_ai.request.max_tokens": config.max_tokens,
         "gen_ai.output.type": "json" if wanted and wanted.type != "text" else "text",
+        **server,
     }
-    if parts is not None:
-        attributes |= {"server.address": host}
     return {name: value for name, value in attributes.items() if value is not None}
+
+
+def _server_of(base: str) -> dict[str, Any]:
+    try:
+        parts = urlsplit(base)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError:  # `_endpoint` says what is wrong with it
+        return {}
+    return {"server.address": parts.hostname or "", "server.port": port}
 
 
 async def _answer(
