@@ -58,6 +58,7 @@ def test_an_index_page_has_words_classifiers_and_links_that_lead_somewhere(
     text = found.get_payload()
     assert isinstance(text, str)
     assert text.startswith("# Dovetail")
+    assert all(f"`{extra}`" in text for extra in found.get_all("Provides-Extra", []))
     elsewhere = [link for link in LINK.findall(text) if not link.startswith("#")]
     assert all(link.startswith("https://") for link in elsewhere)
     urls = dict(entry.split(", ") for entry in found.get_all("Project-URL", []))
