@@ -120,10 +120,13 @@ class EventExporter:
     async def drain(self, seconds: float) -> None:
         """Export what is left before this process ends, within this time. Another process exports
         the rest."""
-        with suppress(TimeoutError, StoreError):
-            async with asyncio.timeout(seconds):
-                if await self._source.leads(LEAD_SECONDS):
-                    await self.export_changed()
+        try:
+            with suppress(StoreError):
+                async with asyncio.timeout(seconds):
+                    if await self._source.leads(LEAD_SECONDS):
+                        await self.export_changed()
+        except TimeoutError:
+            log.warning("the sink did not take the last events within %g s; they wait", seconds)
 
     async def export_changed(self) -> None:
         """Export what the runs have by now; returns early if another process has taken over."""
