@@ -132,7 +132,8 @@ class DeadLetter(_Answer):
 
 @dataclass(frozen=True, slots=True)
 class Requeued(_Answer):
-    """The run that a dead letter named, after its retry."""
+    """The run that a dead letter named, after its retry; of a notification, the end that it is
+    about."""
 
     letter_id: str
     run_id: str

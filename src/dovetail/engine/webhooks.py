@@ -40,7 +40,11 @@ BUSY_SECONDS = 0.5
 """So much later comes the turn of a notification to a receiver that is busy with others."""
 MAX_RESULT_BYTES = 256 << 10
 """A larger result is a reference, as in the API."""
+REFUSALS = frozenset({"forbidden_address", "invalid_url"})
+"""The types of errors after which nothing may be sent to a URL at all."""
 MAX_ERROR_CHARS = 500
+MAX_FAILING = 1000
+"""URLs whose failure is remembered, so that it is logged once."""
 WEBHOOKS = "webhooks"
 """The `stream` of dead letters that are notifications."""
 LATE_SECONDS = 60.0
@@ -88,14 +92,29 @@ def outbox_findings(waiting: int, late_seconds: float) -> list[DoctorFinding]:
 
 
 def dead_letter(notification: Notification, reason: str) -> dict[str, Any]:
-    """A notification that is given up, in the fields of `GET /dead-letters`; but for the time."""
+    """A notification that is given up: the fields of `GET /dead-letters` but for the time, and
+    `notification`, which is kept so that it can be sent again, and is not shown."""
     fields = {
         "run_id": notification.run_id,
         "type": notification.type,
         "url": _shown(notification.url),
         "attempts": str(notification.attempts),
     }
-    return {"stream": WEBHOOKS, "id": notification.id, "reason": reason, "fields": fields}
+    return {
+        "stream": WEBHOOKS,
+        "id": notification.id,
+        "reason": reason,
+        "fields": fields,
+        "notification": notification._asdict(),
+    }
+
+
+def requeued(letter: Mapping[str, Any]) -> Notification | None:
+    """The notification of a dead letter as it was at first; None if the letter has none."""
+    found = letter.get("notification")
+    if found is None:
+        return None
+    return Notification(**{**found, "attempts": 0, "first_failed_at": None, "last_error": None})
 
 
 def _shown(url: str) -> str:
@@ -138,6 +157,8 @@ class WebhookSender:
         self._times = times
         self._sending: dict[asyncio.Task[None], str] = {}
         self._postponed = asyncio.Event()
+        self._failing: set[str] = set()
+        """The URLs whose last attempt in this process failed."""
 
     async def run(self) -> None:
         """Send what is due, for ever."""
@@ -201,6 +222,7 @@ class WebhookSender:
             log.warning("a notification is sent again: %s", error)
 
     async def _send(self, one: Notification) -> None:
+        is_refused = False
         try:
             status = await self._attempt(one)
             error = None if 200 <= status < 300 else f"the receiver answered {status}"
@@ -208,7 +230,9 @@ class WebhookSender:
             raise
         except DovetailError as problem:
             error = self._redact(str(problem))
+            is_refused = problem.type in REFUSALS
         if error is None:
+            self._failing.discard(one.url)
             await self._outbox.settle(one)
             self._count("delivered", self._clock() - one.time)
             return
@@ -220,13 +244,22 @@ class WebhookSender:
         )
         first, give_up = self._times
         at = retry_at(since, failed.attempts, now, first=first, give_up=give_up)
-        if at is not None:
+        if at is not None and not is_refused:
+            self._warn(one, error)
             await self._postpone(failed, at)
             return
         tries = f"given up after {counted(failed.attempts, 'attempt')}: {failed.last_error}"
         await self._outbox.bury(failed, tries)
         self._count("dead", now - one.time)
         log.error("run %s: the webhook %s is %s", one.run_id, one.id, tries)
+
+    def _warn(self, one: Notification, error: str) -> None:
+        """Of the first failure of a receiver, and of the first after it has accepted something."""
+        if one.url not in self._failing:
+            if len(self._failing) >= MAX_FAILING:
+                self._failing.clear()
+            self._failing.add(one.url)
+            log.warning("the webhook %s fails: %s", self._redact(_shown(one.url)), error)
 
     async def _attempt(self, one: Notification) -> int:
         secret = None if one.secret is None else check_secret(one.secret, self._secrets)

@@ -10,8 +10,8 @@ from typing import Any
 import orjson
 
 from dovetail.core.webhooks import Notification
-from dovetail.engine.views import timestamp
-from dovetail.engine.webhooks import dead_letter
+from dovetail.engine.views import dead_letter_view
+from dovetail.engine.webhooks import dead_letter, requeued
 from dovetail.stores.sqlite.file import statements
 from dovetail.stores.sqlite.store import SqliteStore
 
@@ -78,18 +78,36 @@ class SqliteOutbox:
             str(number): orjson.loads(content)
             for number, content in self._store.rows("dead_letters", MAX_DEAD_LETTERS)
         }
-        return [
-            {"letter_id": letter_id, **letter, "time": timestamp(letter["time"])}
-            for letter_id, letter in letters.items()
-        ]
+        return [dead_letter_view(letter_id, letter) for letter_id, letter in letters.items()]
 
     async def drop_dead_letter(self, letter_id: str) -> bool:
         """Whether it was there."""
-        if not (letter_id.isascii() and letter_id.isdigit() and len(letter_id) < 16):
-            return False
-        sql, number = statements()["drop_dead_letter"], int(letter_id)
+        number = _number(letter_id)
+        sql = statements()["drop_dead_letter"]
         return bool(await self._store.transact(lambda c: c.execute(sql, (number,)).rowcount))
+
+    async def requeue_notification(self, letter_id: str, now: float) -> Notification | None:
+        number = _number(letter_id)
+
+        def move(connection: sqlite3.Connection) -> Notification | None:
+            sql = statements()
+            row = connection.execute(sql["dead_letter"], (number,)).fetchone()
+            found = None if row is None else requeued(orjson.loads(row[0]))
+            if found is not None:
+                again = (found.id, now, orjson.dumps(found._asdict()))
+                connection.execute(sql["add_notification"], again)
+                connection.execute(sql["drop_dead_letter"], (number,))
+            return found
+
+        moved: Notification | None = await self._store.transact(move)
+        return moved
 
     async def _execute(self, name: str, *values: Any) -> None:
         sql = statements()[name]
         await self._store.transact(lambda connection: connection.execute(sql, values) and None)
+
+
+def _number(letter_id: str) -> int:
+    """Zero for what is no id of a letter."""
+    is_one = letter_id.isascii() and letter_id.isdigit() and len(letter_id) < 16
+    return int(letter_id) if is_one else 0
