@@ -141,6 +141,18 @@ async def test_webhooks_of_all_runs_come_from_the_setting(
     assert "webhook-signature" not in next(o for o in found if o.path == "/all").headers
 
 
+async def test_a_shell_without_the_setting_that_cancels_a_run_lets_the_webhooks_of_all_runs_know(
+    redis_url: str, receiver: Receiver
+) -> None:
+    settings = {**SETTINGS, "webhooks": [{"url": f"{receiver.url}/all", "on": ["cancelled"]}]}
+    waits = {"id": "w", "handler": "sleep", "config": {"seconds": 300}}
+    async with over_redis(redis_url, [], settings) as dt, Dovetail(redis_url) as shell:
+        run = await dt.trigger({"name": "waits", "nodes": [waits]})
+        await shell.cancel(run.run_id)
+        (one,) = await heard(receiver, run.run_id)
+    assert (one.path, one.message["type"]) == ("/all", "run.cancelled")
+
+
 async def test_a_receiver_that_fails_for_a_while_gets_it_under_the_same_id(
     place: Callable[..., Any], receiver: Receiver
 ) -> None:

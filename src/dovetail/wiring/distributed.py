@@ -72,7 +72,7 @@ from dovetail.stores.redis.doctor import (
     watch_restarts,
 )
 from dovetail.stores.redis.event_source import RedisEventSource
-from dovetail.stores.redis.feed import FeedListener, RedisFeed, trim_feed
+from dovetail.stores.redis.feed import LEARN_SECONDS, FeedListener, RedisFeed, trim_feed
 from dovetail.stores.redis.limits import RedisLimits
 from dovetail.stores.redis.logs import LogAppender
 from dovetail.stores.redis.outbox import RedisOutbox
@@ -378,6 +378,7 @@ async def orchestrate(
         reader = StreamReader(blocking, parts.pipe, ORCHESTRATORS, me, _redactor(settings))
         peers = OrchestratorPeers(parts.pipe, me)
         await peers.beat()
+        await parts.feed.announce_webhooks()
         await stack.enter_async_context(_announced(settings, parts.pipe, "orchestrator", me))
         limits = RedisLimits(parts.pipe, buckets(settings), clock=parts.clock)
         parked = ParkedRescheduler(
@@ -400,7 +401,8 @@ async def orchestrate(
             restoring = partial(run_every, RESTORE_SECONDS, copied.restore)
             duties.append(("lost notifications", restoring))
         webhooks = webhook_sender(settings, outbox, records.summary, parts.clock, listener)
-        duties.append(("webhooks", webhooks.run))
+        announcing = partial(run_every, LEARN_SECONDS, parts.feed.announce_webhooks)
+        duties += [("webhooks", webhooks.run), ("announcing webhooks", announcing)]
         source = RedisEventSource(parts.pipe, parts.store, parts.feed, me)
         exporter = event_exporter(settings, source, parts.clock, listener)
         if exporter is not None:
