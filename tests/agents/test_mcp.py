@@ -282,6 +282,14 @@ async def test_without_allow_writes_nothing_can_be_changed(registered: Path) -> 
         assert (await agent("list_runs"))["items"] == []
 
 
+async def test_an_agent_that_was_there_first_sees_the_runs_that_come_later(tmp_path: Path) -> None:
+    async with over_stdio(tmp_path) as client:
+        agent = Agent(client, tmp_path)
+        assert (await agent("list_runs"))["items"] == []
+        await asyncio.to_thread(register, tmp_path, tmp_path / ".dovetail" / "dovetail.db")
+        assert len((await agent("list_workflows"))["items"]) == len(FLOWS)
+
+
 async def test_tokens_and_hosts_hold_for_agents_too(served: Served) -> None:
     async with over_http(served.url, "looks") as client:
         agent = Agent(client, served.folder)

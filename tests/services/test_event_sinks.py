@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -23,6 +24,7 @@ from dovetail.config import SettingsError, load_settings
 from dovetail.engine import event_export
 from dovetail.engine.event_export import SinkError
 from dovetail.redis_client.pipelined import PipelinedRedis
+from dovetail.sinks.jsonl import JsonLinesSink
 from dovetail.sinks.kafka import KafkaSink
 
 from ..api.conftest import Server, on, wait_for
@@ -120,6 +122,17 @@ async def test_a_file_that_is_moved_away_is_begun_anew_and_a_torn_line_is_ended(
     torn, *rest = moved.read_bytes().splitlines()
     assert torn == b'{"run_id": "torn'
     assert {json.loads(line)["run_id"] for line in rest} == {first.run_id}
+
+
+async def test_a_pipe_gets_events_as_a_file_does(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    sink = JsonLinesSink(path)
+    await sink.write([RECORD])
+    await sink.close()
+    assert json.loads(os.read(reader, 1000)) == RECORD
+    os.close(reader)
 
 
 async def test_events_are_on_a_redis_stream(place: Callable[..., Any]) -> None:
