@@ -26,6 +26,7 @@ from dovetail.engine.event_export import SinkError
 from dovetail.redis_client.pipelined import PipelinedRedis
 from dovetail.sinks.jsonl import JsonLinesSink
 from dovetail.sinks.kafka import KafkaSink
+from dovetail.stores.redis.codec import keys_of
 
 from ..api.conftest import Server, on, wait_for
 from ..library.places import on_a_file, over_redis
@@ -165,6 +166,22 @@ async def test_a_sink_that_is_away_delays_no_run_and_misses_nothing(
         folder.unlink()
         found = await exported(lambda: lines(path), dt, *(run.run_id for run in runs))
     assert all(in_order(found[run.run_id]) for run in runs)
+
+
+async def test_a_run_whose_log_is_damaged_stops_neither_the_export_nor_its_process(
+    redis_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "events.jsonl"
+    async with Dovetail(redis_url) as dt, PipelinedRedis(redis_url) as pipe:
+        damaged = await dt.trigger(flow("output"))
+        await pipe.call("LSET", keys_of(damaged.run_id)[5], 0, "nonsense")
+    async with over_redis(redis_url, [], {"events": f"file://{path}"}) as dt:
+        run = await dt.run(flow("input", "output"), timeout=SECONDS)
+        await exported(lambda: lines(path), dt, run.run_id)
+        more = await dt.run(flow("input"), timeout=SECONDS)
+        await exported(lambda: lines(path), dt, more.run_id)
+    assert damaged.run_id not in {one["run_id"] for one in lines(path)}
+    assert caplog.text.count(f"events of run {damaged.run_id} cannot be exported") == 1
 
 
 async def test_what_a_process_did_not_export_is_exported_by_the_next(
