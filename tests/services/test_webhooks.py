@@ -299,6 +299,28 @@ async def test_what_was_claimed_by_a_process_that_died_is_sent_by_another(
     assert one.is_signed()
 
 
+async def test_what_a_process_leaves_behind_when_it_closes_is_sent_at_once_by_the_next(
+    tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sending, "CLAIM_SECONDS", 300.0)
+    monkeypatch.setattr("dovetail.wiring.embedded.LAST_SEND_SECONDS", 1.5)
+
+    def slow(one: Received) -> int:
+        time.sleep(0.2)
+        return 200
+
+    receiver.answer = slow
+    async with on_a_file(tmp_path, [], SETTINGS) as dt:
+        await dt.register(flow(receiver.url))
+        batch = await dt.batch("flow", [{}] * 100)
+        runs = (await dt.wait_batch(batch.batch_id)).runs
+    assert len(receiver.received) < 100
+    async with on_a_file(tmp_path, [], SETTINGS):
+        for run in runs:
+            await heard(receiver, run.run_id)
+    assert len(receiver.received) <= 108, "only what was being sent is sent again"
+
+
 def test_a_notification_survives_the_kill_of_the_process_that_sends_it(
     tmp_path: Path, receiver: Receiver
 ) -> None:

@@ -38,13 +38,18 @@ CLAIM_SECONDS = 2 * SEND_SECONDS
 LOOK_SECONDS = 1.0
 BUSY_SECONDS = 0.5
 """So much later comes the turn of a notification to a receiver that is busy with others."""
+TURN_SECONDS = 0.004
+"""Between two of these turns."""
+DRAIN_CLAIMS = 0.8
+"""So much of the time in which a process ends, it claims notifications. A claim that is cut short
+lasts until its end."""
 MAX_RESULT_BYTES = 256 << 10
 """A larger result is a reference, as in the API."""
 REFUSALS = frozenset({"forbidden_address", "invalid_url"})
 """The types of errors after which nothing may be sent to a URL at all."""
 MAX_ERROR_CHARS = 500
-MAX_FAILING = 1000
-"""URLs whose failure is remembered, so that it is logged once."""
+MAX_KNOWN = 1000
+"""URLs of which something is remembered."""
 WEBHOOKS = "webhooks"
 """The `stream` of dead letters that are notifications."""
 LATE_SECONDS = 60.0
@@ -155,31 +160,56 @@ class WebhookSender:
         self._redact = redact
         self._count = count
         self._times = times
-        self._sending: dict[asyncio.Task[None], str] = {}
+        self._sending: dict[asyncio.Task[None], Notification] = {}
         self._postponed = asyncio.Event()
+        self._claiming = asyncio.Lock()
+        self._draining = False
+        self._turns: dict[str, float] = {}
+        """The last turn that was given, by URL."""
         self._failing: set[str] = set()
         """The URLs whose last attempt in this process failed."""
 
     async def run(self) -> None:
-        """Send what is due, for ever."""
+        """Send what is due, until `drain` is called."""
         try:
-            while True:
+            while not self._draining:
                 room = MAX_SENDING - len(self._sending)
                 if not room:
                     await asyncio.wait(self._sending, return_when=asyncio.FIRST_COMPLETED)
                 elif await self._send_due(room) < room:
                     await self._news()
         finally:
-            for task in self._sending:
-                task.cancel()
+            if not self._draining:
+                self._cancel_sending()
 
     async def drain(self, seconds: float) -> None:
-        """Give what is due a first attempt, and what is being sent its end, within this time."""
-        with suppress(TimeoutError, StoreError):  # another process sends the rest
+        """Give what is due a first attempt, within this time; leave the rest to other processes."""
+        self._draining = True
+        last_claim = self._clock() + DRAIN_CLAIMS * seconds
+        with suppress(TimeoutError, StoreError):
             async with asyncio.timeout(seconds):
-                await self._send_due(MAX_SENDING)
-                while self._sending:
-                    await asyncio.wait(self._sending)
+                await self._drain(last_claim)
+        left = [*self._sending.values()]
+        self._cancel_sending()
+        now = self._clock()
+        with suppress(StoreError):  # then they are sent when their claims end
+            await asyncio.gather(*(self._outbox.postpone(one, now) for one in left))
+
+    async def _drain(self, last_claim: float) -> None:
+        while True:
+            room = MAX_SENDING - len(self._sending)
+            if room and self._clock() <= last_claim:
+                await self._send_due(room)
+            if self._sending:
+                await asyncio.wait(self._sending, return_when=asyncio.FIRST_COMPLETED)
+            elif self._clock() < min(last_claim, max(self._turns.values(), default=0.0)):
+                await asyncio.sleep(TURN_SECONDS)
+            else:
+                return
+
+    def _cancel_sending(self) -> None:
+        for task in self._sending:
+            task.cancel()
 
     async def _news(self) -> None:
         """Returns when something may be due."""
@@ -201,19 +231,29 @@ class WebhookSender:
 
     async def _send_due(self, limit: int) -> int:
         """Begin with so many that are due; returns how many these are."""
-        now = self._clock()
-        due = await self._outbox.claim(now, now + CLAIM_SECONDS, limit)
-        for one in due:
-            await self._begin(one)
-        return len(due)
+        async with self._claiming:
+            now = self._clock()
+            due = await self._outbox.claim(now, now + CLAIM_SECONDS, limit)
+            await asyncio.gather(*map(self._begin, due))
+            return len(due)
 
     async def _begin(self, one: Notification) -> None:
-        if list(self._sending.values()).count(one.url) >= MAX_SENDING_TO_ONE:
-            await self._postpone(one, self._clock() + BUSY_SECONDS)
+        if sum(other.url == one.url for other in self._sending.values()) >= MAX_SENDING_TO_ONE:
+            await self._postpone(one, self._turn_of(one.url))
             return
         task = asyncio.create_task(self._send(one))
-        self._sending[task] = one.url
+        self._sending[task] = one
         task.add_done_callback(self._sent)
+
+    def _turn_of(self, url: str) -> float:
+        """When the next notification to a busy receiver is looked at again. Thousands may wait, and
+        to look at all of them at once would be in the way of runs."""
+        now = self._clock()
+        if len(self._turns) >= MAX_KNOWN:
+            self._turns = {one: at for one, at in self._turns.items() if at > now}
+        at = max(now + BUSY_SECONDS, self._turns.get(url, 0.0) + TURN_SECONDS)
+        self._turns[url] = at
+        return at
 
     def _sent(self, task: asyncio.Task[None]) -> None:
         del self._sending[task]
@@ -256,7 +296,7 @@ class WebhookSender:
     def _warn(self, one: Notification, error: str) -> None:
         """Of the first failure of a receiver, and of the first after it has accepted something."""
         if one.url not in self._failing:
-            if len(self._failing) >= MAX_FAILING:
+            if len(self._failing) >= MAX_KNOWN:
                 self._failing.clear()
             self._failing.add(one.url)
             log.warning("the webhook %s fails: %s", self._redact(_shown(one.url)), error)

@@ -23,6 +23,8 @@ PAUSE_SECONDS = 0.02
 class SqliteOutbox:
     def __init__(self, store: SqliteStore) -> None:
         self._store = store
+        self._writes: list[tuple[str, tuple[Any, ...]]] = []
+        self._writing = asyncio.Lock()
 
     async def claim(self, now: float, until: float, limit: int) -> list[Notification]:
         rows = self._store.rows("due_notifications", now, limit)
@@ -103,8 +105,18 @@ class SqliteOutbox:
         return moved
 
     async def _execute(self, name: str, *values: Any) -> None:
-        sql = statements()[name]
-        await self._store.transact(lambda connection: connection.execute(sql, values) and None)
+        """In one transaction with what others write meanwhile. If it fails, one of them gets the
+        error; for all of them the claim ends, and the notification is sent again."""
+        self._writes.append((statements()[name], values))
+        async with self._writing:
+            writes, self._writes = self._writes, []
+
+            def write(connection: sqlite3.Connection) -> None:
+                for sql, row in writes:
+                    connection.execute(sql, row)
+
+            if writes:  # else another caller has written it
+                await self._store.transact(write)
 
 
 def _number(letter_id: str) -> int:
