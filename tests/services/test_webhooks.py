@@ -253,6 +253,19 @@ async def test_private_addresses_are_refused_unless_they_are_allowed(
     assert receiver.received == []
 
 
+async def test_a_secret_that_is_bound_to_other_hosts_signs_nothing(
+    place: Callable[..., Any], receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOVETAIL_SECRET_HOOK_HOSTS", "hooks.example.com")
+    async with place() as dt:
+        await dt.run(flow(receiver.url), timeout=SECONDS)
+        async with asyncio.timeout(SECONDS):
+            while not (letters := await dead_letters(dt)):
+                await asyncio.sleep(0.02)
+    assert "DOVETAIL_SECRET_HOOK_HOSTS allows hooks.example.com" in letters[0]["reason"]
+    assert receiver.received == []
+
+
 async def test_a_secret_that_is_not_set_is_said_and_nothing_is_sent_unsigned(
     place: Callable[..., Any], receiver: Receiver
 ) -> None:

@@ -45,7 +45,7 @@ DRAIN_CLAIMS = 0.8
 lasts until its end."""
 MAX_RESULT_BYTES = 256 << 10
 """A larger result is a reference, as in the API."""
-REFUSALS = frozenset({"forbidden_address", "invalid_url"})
+REFUSALS = frozenset({"forbidden_address", "invalid_url", "secret_host"})
 """The types of errors after which nothing may be sent to a URL at all."""
 MAX_ERROR_CHARS = 500
 MAX_KNOWN = 1000
@@ -148,10 +148,12 @@ class WebhookSender:
         *,
         redact: Callable[[str], str] = str,
         count: Callable[[str, float], None] = lambda outcome, seconds: None,
+        check_host: Callable[[str, str], None] = lambda secret, url: None,
         times: RetryTimes = RETRY_TIMES,
     ) -> None:
-        """`count` gets the outcome of each attempt, `delivered` or `failed`, and of a notification
-        that is given up, `dead`; each with the seconds since the run's end."""
+        """`check_host` raises if the secret of that name may not be used for a URL. `count` gets
+        the outcome of each attempt, `delivered` or `failed`, and of a notification that is given
+        up, `dead`; each with the seconds since the run's end."""
         self._outbox = outbox
         self._post = post
         self._summary = summary
@@ -159,6 +161,7 @@ class WebhookSender:
         self._clock = clock
         self._redact = redact
         self._count = count
+        self._check_host = check_host
         self._times = times
         self._sending: dict[asyncio.Task[None], Notification] = {}
         self._postponed = asyncio.Event()
@@ -302,7 +305,10 @@ class WebhookSender:
             log.warning("the webhook %s fails: %s", self._redact(_shown(one.url)), error)
 
     async def _attempt(self, one: Notification) -> int:
-        secret = None if one.secret is None else check_secret(one.secret, self._secrets)
+        secret = None
+        if one.secret is not None:
+            self._check_host(one.secret, one.url)
+            secret = check_secret(one.secret, self._secrets)
         body = body_of(one, timestamp(one.time) or "", await self._run(one))
         headers = signed_headers(one.id, int(self._clock()), body, secret)
         return await self._post(one.url, headers, body)
