@@ -99,9 +99,9 @@ def _letter(letter: dict[str, Any]) -> Line:
 @app.command()
 @on_target
 def requeue(letters: Letters, as_json: AsJson = False) -> int:
-    """Retry the runs that letters name, send notifications again, and drop these letters.
+    """Retry the runs of letters, or send notifications again.
 
-    Exit code: 0 all are requeued, 1 one of them is not.
+    The letters are dropped. Exit code: 0 all are requeued, 1 one of them is not.
     """
 
     async def one(commands: EngineApi, letter: str) -> dict[str, Any]:
