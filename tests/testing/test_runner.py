@@ -135,6 +135,9 @@ def test_failures_come_in_turn_and_then_the_node_does_what_it_does_otherwise(
         flow, {"t": 1}, mock={"thing": 5}, fail={"a": [TimeoutError, OSError("x"), None]}
     )
     assert run.outputs == {"a": 5, "b": {"t": 1}}
+    assert run.node("a").attempts[1]["error"]["message"] == "x"
+    with pytest.raises(KeyError):
+        run.node("a").attempts[1]["to_dict"]
     assert [(one.status, one.error and one.error["type"]) for one in run.node("a").attempts] == [
         ("FAILED", "TimeoutError"),
         ("FAILED", "OSError"),

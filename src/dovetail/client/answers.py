@@ -187,6 +187,12 @@ class NodeAttempt(_Answer):
     duration: float | None
     error: dict[str, Any] | None
 
+    def __getitem__(self, name: str) -> Any:
+        """A field as the HTTP API has it: `attempt["status"]`, beside `attempt.status`."""
+        if name not in self.__dataclass_fields__:
+            raise KeyError(name)
+        return getattr(self, name)
+
 
 @dataclass(frozen=True, repr=False)
 class InspectedNode(RunNode):
