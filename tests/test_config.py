@@ -347,7 +347,9 @@ def test_an_invalid_value_that_may_be_a_secret_is_not_shown(tmp_path, variable, 
         ("{}", "must be a list, as in"),
         ('[{"url": "ftp://x"}]', "must be as in https://example.com/hook"),
         ('[{"url": "https://x", "on": ["done"]}]', "must be 'completed', 'failed' or 'cancelled'"),
-        ('[{"url": "https://x", "when": "failed"}]', "Extra inputs are not permitted"),
+        ('[{"url": "https://x", "when": "failed"}]', "S[0].when: no such field; there are url, on"),
+        ('[{"on": ["failed"]}]', "S[0].url = {'on': ['failed']}: Field required"),
+        ('["https://x"]', "S[0] = 'https://x': must be an object"),
     ],
 )
 def test_wrong_webhooks_stop_the_start_with_what_would_work(tmp_path, value, message):

@@ -21,7 +21,7 @@ from urllib.parse import parse_qsl, unquote, urlencode
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from dovetail.core.definition.model import Webhook
-from dovetail.core.errors import DovetailError
+from dovetail.core.errors import DovetailError, format_path
 from dovetail.core.log_buffer import DEFAULT_LOG_BYTES, MIN_LOG_BYTES
 from dovetail.redis_client.url import PREFIX as PREFIX_OF_KEYS
 from dovetail.redis_client.url import PREFIX_RULE, WrongUrl, with_prefix
@@ -186,6 +186,14 @@ class EventsTarget(NamedTuple):
 
 
 DEFAULT_STREAM = "dovetail:events"
+_TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
+_BROKER = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?")
+
+
+def _is_broker(text: str) -> bool:
+    """A host, perhaps with a port: librdkafka would take any text, and say nothing."""
+    found = _BROKER.fullmatch(text)
+    return found is not None and 0 < int(found[1] or 9092) < 65536
 
 
 def read_sink(url: str) -> EventsTarget:
@@ -210,7 +218,7 @@ def read_sink(url: str) -> EventsTarget:
         return EventsTarget("redis", redis_url, stream, None if most is None else int(most))
     if scheme == "kafka":
         brokers, _, topic = rest.partition("/")
-        if not brokers or not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", topic):
+        if not all(map(_is_broker, brokers.split(","))) or not _TOPIC.fullmatch(topic):
             raise ValueError("must be as in kafka://host:9092,other:9092/topic")
         return EventsTarget("kafka", brokers, topic)
     raise ValueError("must begin with file://, redis+stream://, rediss+stream:// or kafka://")
@@ -752,6 +760,13 @@ def _explained(error: ValidationError, source: Mapping[str, str]) -> str:
             what = f"no such setting; did you mean '{near[0]}'?" if near else "no such setting"
         elif field == "rate_limits":
             label = label.replace(field, field + within, 1)
+        elif field == "webhooks" and problem["loc"][1:]:
+            label += format_path(problem["loc"][1:])
+            if problem["type"] == "extra_forbidden":
+                what = f"no such field; there are {', '.join(Webhook.model_fields)}"
+            else:
+                what = what.replace("a valid dictionary or instance of Webhook", "an object")
+                label += f" = {problem['input']!r}"
         elif field == "secret_hosts" and len(problem["loc"]) > 1:
             # Not shown: it may be a secret of that name.
             label = f"{hosts_variable(str(problem['loc'][1]))} (value not shown)"

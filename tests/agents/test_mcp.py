@@ -259,6 +259,7 @@ async def test_workflows_with_odd_names_are_tools_and_replies_are_bounded(
         tools = await agent.tools()
         (dotted,) = [name for name in tools if name.startswith("run_v1_2_")]
         assert (await agent(dotted, x=1))["workflow"] == "v1.2"
+        assert (await agent("run_v1.2"))["workflow"] == "v1.2"
         (taken,) = [name for name in tools if name.startswith("run_logs_")]
         assert (await agent(taken))["workflow"] == "logs"
         assert "LogLines" in str(tools["run_logs"].input_schema["title"])
@@ -281,6 +282,14 @@ async def test_without_allow_writes_nothing_can_be_changed(registered: Path) -> 
         assert (await agent("list_runs"))["items"] == []
 
 
+async def test_an_agent_that_was_there_first_sees_the_runs_that_come_later(tmp_path: Path) -> None:
+    async with over_stdio(tmp_path) as client:
+        agent = Agent(client, tmp_path)
+        assert (await agent("list_runs"))["items"] == []
+        await asyncio.to_thread(register, tmp_path, tmp_path / ".dovetail" / "dovetail.db")
+        assert len((await agent("list_workflows"))["items"]) == len(FLOWS)
+
+
 async def test_tokens_and_hosts_hold_for_agents_too(served: Served) -> None:
     async with over_http(served.url, "looks") as client:
         agent = Agent(client, served.folder)
@@ -300,6 +309,11 @@ async def test_tokens_and_hosts_hold_for_agents_too(served: Served) -> None:
     assert post(**bearer) == 200
     assert post(**bearer, Host="evil.example") == 403
     assert post(**bearer, Origin="https://evil.example") == 403
+    for method in ("GET", "DELETE"):  # there is no session to listen to, or to end
+        other = httpx2.request(
+            method, f"{served.url}/mcp", headers=accept | bearer, trust_env=False, timeout=10
+        )
+        assert (other.status_code, other.headers["allow"]) == (405, "POST")
     large = httpx2.post(
         f"{served.url}/mcp", content=b" " * (2 << 20), headers=accept | bearer, trust_env=False
     )

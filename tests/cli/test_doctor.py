@@ -108,7 +108,10 @@ def test_a_webhook_that_cannot_be_signed_is_reported_with_a_fix(shell: Shell) ->
     assert "whsec_" in str(found["fix"])
     key = "whsec_" + "QUJDREVGR0hJSktMTU5PUFFSU1RVVldY"
     well = shell("doctor", "--json", DOVETAIL_WEBHOOKS=hooks, DOVETAIL_SECRET_HOOK=key)
-    assert findings(well)["webhooks"]["ok"]
+    assert findings(well)["webhooks"]["message"] == "secret HOOK can sign"
+    short = shell("doctor", "--json", DOVETAIL_WEBHOOKS=hooks, DOVETAIL_SECRET_HOOK="aword")
+    assert "is short" in str(findings(short)["webhooks"]["message"])
+    assert short.code == 0
 
 
 def test_notifications_that_no_process_sends_are_reported(shell: Shell) -> None:

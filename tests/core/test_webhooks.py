@@ -22,6 +22,7 @@ from dovetail.core.webhooks import (
     WrongWebhookSecret,
     body_of,
     check_secret,
+    is_weak,
     notifications,
     retry_at,
     signed_headers,
@@ -94,7 +95,21 @@ def test_the_vector_of_the_standards_own_libraries_is_met() -> None:
     assert headers["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
 
-@pytest.mark.parametrize("wrong", ["", "whsec_", "secret", "whsec_é", "whsec_c2hvcnQ=", "x" * 33])
+@pytest.mark.parametrize("plain", ["my-own-secret", "x" * 33, "geheim ü"])
+def test_a_text_that_is_no_base64_is_the_key_itself(plain: str) -> None:
+    headers = signed_headers("msg_1", 1, b"{}", check_secret("HOOK", {"HOOK": plain}))
+    expected = hmac.new(plain.encode(), b"msg_1.1.{}", hashlib.sha256).digest()
+    assert headers["webhook-signature"] == f"v1,{base64.b64encode(expected).decode()}"
+
+
+@pytest.mark.parametrize(
+    ("secret", "weak"), [(KEY, False), ("whsec_c2hvcnQ=", True), ("my-own-secret", True)]
+)
+def test_a_short_key_signs_and_is_known_to_be_weak(secret: str, weak: bool) -> None:
+    assert is_weak(check_secret("HOOK", {"HOOK": secret})) is weak
+
+
+@pytest.mark.parametrize("wrong", ["", " ", "whsec_", "whsec_é", "whsec_abc", "whsec_not base64"])
 def test_a_secret_that_is_no_key_is_refused_with_what_would_work(wrong: str) -> None:
     with pytest.raises(WrongWebhookSecret, match="openssl rand -base64 32") as refused:
         check_secret("HOOK", {"HOOK": wrong})
@@ -119,6 +134,12 @@ def test_the_pauses_double_for_a_day() -> None:
         ("- {on: [failed]}", "'url' is required"),
         ("- {url: ftp://example.com}", "must be as in https://example.com/hook"),
         ("- {url: 'https://'}", "must be as in https://example.com/hook"),
+        ("- {url: 'https://:80/x'}", "must be as in https://example.com/hook"),
+        ("- {url: 'https://user@/x'}", "must be as in https://example.com/hook"),
+        ("- {url: 'https://x:99999/'}", "must be as in https://example.com/hook"),
+        ("- {url: 'https://x:port/'}", "must be as in https://example.com/hook"),
+        ("- {url: 'http://[::1/x'}", "must be as in https://example.com/hook"),
+        ("- {url: 'https://x\\\\@y/'}", "must be as in https://example.com/hook"),
         ("- {url: 'https://x/{{ params.a }}'}", "templates are not rendered here"),
         ("- {url: https://x, on: [done]}", "'completed', 'failed' or 'cancelled', not 'done'"),
         ("- {url: https://x, on: []}", "must not be empty"),

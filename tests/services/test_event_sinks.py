@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,9 @@ from dovetail.config import SettingsError, load_settings
 from dovetail.engine import event_export
 from dovetail.engine.event_export import SinkError
 from dovetail.redis_client.pipelined import PipelinedRedis
+from dovetail.sinks.jsonl import JsonLinesSink
 from dovetail.sinks.kafka import KafkaSink
+from dovetail.stores.redis.codec import keys_of
 
 from ..api.conftest import Server, on, wait_for
 from ..library.places import on_a_file, over_redis
@@ -120,6 +125,17 @@ async def test_a_file_that_is_moved_away_is_begun_anew_and_a_torn_line_is_ended(
     assert {json.loads(line)["run_id"] for line in rest} == {first.run_id}
 
 
+async def test_a_pipe_gets_events_as_a_file_does(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    sink = JsonLinesSink(path)
+    await sink.write([RECORD])
+    await sink.close()
+    assert json.loads(os.read(reader, 1000)) == RECORD
+    os.close(reader)
+
+
 async def test_events_are_on_a_redis_stream(place: Callable[..., Any]) -> None:
     with RedisServer() as other:
         url = other.url.replace("redis://", "redis+stream://")
@@ -150,6 +166,22 @@ async def test_a_sink_that_is_away_delays_no_run_and_misses_nothing(
         folder.unlink()
         found = await exported(lambda: lines(path), dt, *(run.run_id for run in runs))
     assert all(in_order(found[run.run_id]) for run in runs)
+
+
+async def test_a_run_whose_log_is_damaged_stops_neither_the_export_nor_its_process(
+    redis_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "events.jsonl"
+    async with Dovetail(redis_url) as dt, PipelinedRedis(redis_url) as pipe:
+        damaged = await dt.trigger(flow("output"))
+        await pipe.call("LSET", keys_of(damaged.run_id)[5], 0, "nonsense")
+    async with over_redis(redis_url, [], {"events": f"file://{path}"}) as dt:
+        run = await dt.run(flow("input", "output"), timeout=SECONDS)
+        await exported(lambda: lines(path), dt, run.run_id)
+        more = await dt.run(flow("input"), timeout=SECONDS)
+        await exported(lambda: lines(path), dt, more.run_id)
+    assert damaged.run_id not in {one["run_id"] for one in lines(path)}
+    assert caplog.text.count(f"events of run {damaged.run_id} cannot be exported") == 1
 
 
 async def test_what_a_process_did_not_export_is_exported_by_the_next(
@@ -235,15 +267,26 @@ def lines_so_far(path: Path) -> list[dict[str, Any]]:
         ("redis+stream://h:6379/zero", ""),
         ("kafka://h:9092", "must be as in kafka://host:9092"),
         ("kafka:///topic", "must be as in kafka://host:9092"),
+        ("kafka://h:port/topic", "must be as in kafka://host:9092"),
+        ("kafka://h:0/topic", "must be as in kafka://host:9092"),
+        ("kafka://h:99999/topic", "must be as in kafka://host:9092"),
+        ("kafka://h:9092,/topic", "must be as in kafka://host:9092"),
+        ("kafka://user:hunter2@h:9092/topic", "must be as in kafka://host:9092"),
+        ("kafka://h:9092/a b", "must be as in kafka://host:9092"),
+        ("kafka://h:9092/..", "must be as in kafka://host:9092"),
     ],
 )
 def test_a_wrong_url_stops_the_start_with_what_would_work(url: str, message: str) -> None:
     with pytest.raises(SettingsError, match="DOVETAIL_EVENTS") as refused:
         load_settings(environ={"DOVETAIL_EVENTS": url})
     assert message in str(refused.value)
+    assert "hunter2" not in str(refused.value)
 
 
 # ── Kafka ────────────────────────────────────────────────────────────────────────────────
+
+
+RECORD = {"run_id": "r", "workflow": "w", "type": "run.created"}
 
 
 @pytest.fixture
@@ -292,8 +335,46 @@ async def test_events_are_on_a_kafka_topic_with_the_run_as_the_key(
         }
 
 
-async def test_a_kafka_that_is_away_is_a_sink_error_that_says_which_topic() -> None:
+async def test_a_kafka_that_is_away_is_a_sink_error_that_says_why_and_once(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     sink = KafkaSink("127.0.0.1:1", "runs", {"message.timeout.ms": 300})
-    with pytest.raises(SinkError, match="Kafka topic runs"):
-        await sink.write([{"run_id": "r", "workflow": "w", "type": "run.created"}])
+    with pytest.raises(SinkError, match=r"Kafka topic runs: .*Connection refused"):
+        await sink.write([RECORD])
     await sink.close()
+    assert capfd.readouterr() == ("", "")
+
+
+async def test_a_kafka_that_comes_back_gets_what_waited(brokers: str) -> None:
+    host, _, port = brokers.partition(",")[0].partition(":")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        ours = free.getsockname()[1]
+    sink = KafkaSink(f"127.0.0.1:{ours}", "runs", {"message.timeout.ms": 1000})
+    with pytest.raises(SinkError):
+        await sink.write([RECORD])
+    server = await asyncio.start_server(partial(forward, host, int(port)), "127.0.0.1", ours)
+    async with asyncio.timeout(SECONDS):
+        while True:
+            with suppress(SinkError):
+                await sink.write([RECORD])
+                break
+    await sink.close()
+    server.close()
+    found = await asyncio.to_thread(consumed, brokers, "runs")
+    assert RECORD in [record for *_, record in found]
+
+
+async def forward(
+    host: str, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    """Carry what a connection says to another address, and back."""
+    there_reader, there_writer = await asyncio.open_connection(host, port)
+
+    async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await source.read(1 << 16):
+                target.write(data)
+                await target.drain()
+        target.close()
+
+    await asyncio.gather(copy(reader, there_writer), copy(there_reader, writer))

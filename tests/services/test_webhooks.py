@@ -18,13 +18,15 @@ from typing import Any
 
 import pytest
 
-from dovetail import Dovetail, PermanentError, handler
+from dovetail import Dovetail, NotFound, PermanentError, handler
 from dovetail.core.definition.model import Webhook
 from dovetail.core.events import Event
 from dovetail.core.webhooks import notifications
 from dovetail.engine import webhooks as sending
 from dovetail.engine.webhooks import RetryTimes
 from dovetail.redis_client.pipelined import PipelinedRedis
+from dovetail.stores.postgres.archive import PostgresArchive
+from dovetail.stores.postgres.pool import PostgresPool
 from dovetail.stores.redis.feed import NOTIFICATIONS, OUTBOX
 
 from ..api.conftest import Server, on, wait_for
@@ -139,6 +141,18 @@ async def test_webhooks_of_all_runs_come_from_the_setting(
     assert "webhook-signature" not in next(o for o in found if o.path == "/all").headers
 
 
+async def test_a_shell_without_the_setting_that_cancels_a_run_lets_the_webhooks_of_all_runs_know(
+    redis_url: str, receiver: Receiver
+) -> None:
+    settings = {**SETTINGS, "webhooks": [{"url": f"{receiver.url}/all", "on": ["cancelled"]}]}
+    waits = {"id": "w", "handler": "sleep", "config": {"seconds": 300}}
+    async with over_redis(redis_url, [], settings) as dt, Dovetail(redis_url) as shell:
+        run = await dt.trigger({"name": "waits", "nodes": [waits]})
+        await shell.cancel(run.run_id)
+        (one,) = await heard(receiver, run.run_id)
+    assert (one.path, one.message["type"]) == ("/all", "run.cancelled")
+
+
 async def test_a_receiver_that_fails_for_a_while_gets_it_under_the_same_id(
     place: Callable[..., Any], receiver: Receiver
 ) -> None:
@@ -199,6 +213,29 @@ async def test_a_notification_that_nobody_accepts_becomes_a_dead_letter(
     assert "hidden" not in str(letter)
 
 
+async def test_a_dead_notification_that_is_requeued_is_sent_again_and_leaves_its_run_alone(
+    place: Callable[..., Any], receiver: Receiver
+) -> None:
+    receiver.answer = lambda one: 500
+    async with place() as dt:
+        run = await dt.run(flow(f"{receiver.url}/x?key=k", handler="breaks"), timeout=SECONDS)
+        async with asyncio.timeout(SECONDS):
+            while not (letters := await dead_letters(dt)):
+                await asyncio.sleep(0.02)
+        before = receiver.of(run.run_id)
+        receiver.answer = lambda one: 200
+        requeued = await dt.requeue_dead_letter(letters[0]["letter_id"])
+        assert (requeued.run_id, requeued.status) == (run.run_id, "FAILED")
+        again = (await heard(receiver, run.run_id, len(before) + 1))[-1]
+        assert again.path == "/x?key=k"
+        assert again.headers["webhook-id"] == before[0].headers["webhook-id"]
+        assert again.message == before[0].message
+        assert await dead_letters(dt) == []
+        with pytest.raises(NotFound):
+            await dt.requeue_dead_letter(letters[0]["letter_id"])
+        assert (await dt.get_run(run.run_id)).epoch == 1
+
+
 async def dead_letters(dt: Dovetail) -> list[dict[str, Any]]:
     return [letter.to_dict() for letter in await dt.dead_letters()]
 
@@ -212,6 +249,20 @@ async def test_private_addresses_are_refused_unless_they_are_allowed(
             while not (letters := await dead_letters(dt)):
                 await asyncio.sleep(0.02)
     assert "is not public" in letters[0]["reason"]
+    assert letters[0]["fields"]["attempts"] == "1", "it is not tried again"
+    assert receiver.received == []
+
+
+async def test_a_secret_that_is_bound_to_other_hosts_signs_nothing(
+    place: Callable[..., Any], receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOVETAIL_SECRET_HOOK_HOSTS", "hooks.example.com")
+    async with place() as dt:
+        await dt.run(flow(receiver.url), timeout=SECONDS)
+        async with asyncio.timeout(SECONDS):
+            while not (letters := await dead_letters(dt)):
+                await asyncio.sleep(0.02)
+    assert "DOVETAIL_SECRET_HOOK_HOSTS allows hooks.example.com" in letters[0]["reason"]
     assert receiver.received == []
 
 
@@ -261,6 +312,28 @@ async def test_what_was_claimed_by_a_process_that_died_is_sent_by_another(
     assert one.is_signed()
 
 
+async def test_what_a_process_leaves_behind_when_it_closes_is_sent_at_once_by_the_next(
+    tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sending, "CLAIM_SECONDS", 300.0)
+    monkeypatch.setattr("dovetail.wiring.embedded.LAST_SEND_SECONDS", 1.5)
+
+    def slow(one: Received) -> int:
+        time.sleep(0.2)
+        return 200
+
+    receiver.answer = slow
+    async with on_a_file(tmp_path, [], SETTINGS) as dt:
+        await dt.register(flow(receiver.url))
+        batch = await dt.batch("flow", [{}] * 100)
+        runs = (await dt.wait_batch(batch.batch_id)).runs
+    assert len(receiver.received) < 100
+    async with on_a_file(tmp_path, [], SETTINGS):
+        for run in runs:
+            await heard(receiver, run.run_id)
+    assert len(receiver.received) <= 108, "only what was being sent is sent again"
+
+
 def test_a_notification_survives_the_kill_of_the_process_that_sends_it(
     tmp_path: Path, receiver: Receiver
 ) -> None:
@@ -286,15 +359,64 @@ def test_a_notification_survives_the_kill_of_the_process_that_sends_it(
             server.process.wait()
             server.close()
         receiver.answer = lambda one: 200
+        tried = {run_id: len(receiver.of(run_id)) for run_id in run_ids}
         servers = [Server(folder, *words, **own) for folder, words, own in setups]
-        for run_id in run_ids:
-            wait_for(lambda run_id=run_id: len(receiver.of(run_id)) > 1, "it was sent again")
-            one, again = receiver.of(run_id)
+        for run_id, count in tried.items():
+            wait_for(lambda r=run_id, n=count: len(receiver.of(r)) > n, "it was sent again")
+            *_, one, again = receiver.of(run_id)
             assert one.headers["webhook-id"] == again.headers["webhook-id"]
             assert again.is_signed()
             assert again.message["data"]["status"] == "COMPLETED"
             assert again.at - one.at < 60.0
         assert all(server.stop() == 0 for server in servers)
+
+
+async def test_notifications_that_wait_are_put_back_if_redis_is_emptied(
+    redis_url: str, postgres_url: str, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dovetail.wiring.distributed.RESTORE_SECONDS", 0.1)
+    times = RetryTimes(first=0.3, give_up=60.0)
+    monkeypatch.setitem(sending.WebhookSender.__init__.__kwdefaults__, "times", times)
+    receiver.answer = lambda one: 500 if one.path == "/waits" else 200
+    settings = {**SETTINGS, "database_url": postgres_url}
+    async with over_redis(redis_url, [breaks], settings) as dt, PipelinedRedis(redis_url) as pipe:
+        accepted = await dt.run(flow(f"{receiver.url}/well"), timeout=SECONDS)
+        waits = await dt.run(flow(f"{receiver.url}/waits"), timeout=SECONDS)
+        await heard(receiver, accepted.run_id)
+        await heard(receiver, waits.run_id)
+        async with asyncio.timeout(SECONDS):
+            while not await copies(postgres_url):
+                await asyncio.sleep(0.02)
+            while not await archived(postgres_url, accepted.run_id, waits.run_id):
+                await asyncio.sleep(0.02)
+        await pipe.call("FLUSHALL")
+        emptied = time.monotonic()
+        receiver.answer = lambda one: 200
+        async with asyncio.timeout(SECONDS):
+            while receiver.of(waits.run_id)[-1].at < emptied:
+                await asyncio.sleep(0.02)
+        *_, again = receiver.of(waits.run_id)
+        assert again.is_signed()
+        assert again.message["data"]["result"] == {"value": {"n": 1}}
+        assert len({one.headers["webhook-id"] for one in receiver.of(waits.run_id)}) == 1
+        async with asyncio.timeout(SECONDS):
+            while await copies(postgres_url):
+                await asyncio.sleep(0.02)
+        count = len(receiver.received)
+        await asyncio.sleep(0.5)
+        assert len(receiver.received) == count, "it is not put back once it was accepted"
+        assert len(receiver.of(accepted.run_id)) == 1
+
+
+async def copies(postgres_url: str) -> int:
+    async with PostgresPool(postgres_url) as pool:
+        return len(await pool.rows("copied_notifications", "", 10))
+
+
+async def archived(postgres_url: str, *run_ids: str) -> bool:
+    async with PostgresPool(postgres_url) as pool:
+        found = await PostgresArchive(pool).kept(run_ids)
+    return len(found) == len(run_ids) and all(one.finished for one in found.values())
 
 
 async def test_a_run_without_webhooks_costs_no_notification(
@@ -316,13 +438,14 @@ async def waiting_notifications(dt: Dovetail) -> int:
         return int(await pipe.call("EXISTS", OUTBOX, NOTIFICATIONS))
 
 
-def test_the_dead_letter_of_an_embedded_server_is_shown_and_dropped_and_never_retries_its_run(
+def test_the_dead_letter_of_an_older_version_is_shown_and_dropped_and_never_retries_its_run(
     tmp_path: Path,
 ) -> None:
     server = Server(tmp_path)
     api = server.client()
     one = notifications("r1", "w", None, [ENDED], [Webhook(url="https://example.com/a?key=k")])[0]
     letter = {**sending.dead_letter(one, "given up"), "time": 1000.0}
+    del letter["notification"]
     with closing(sqlite3.connect(tmp_path / ".dovetail" / "dovetail.db")) as connection, connection:
         row = (json.dumps(letter).encode(),)
         connection.execute("INSERT INTO dead_letters (content) VALUES (?)", row)
@@ -331,7 +454,7 @@ def test_the_dead_letter_of_an_embedded_server_is_shown_and_dropped_and_never_re
     path = f"/dead-letters/{found['letter_id']}"
     refused = api("POST", f"{path}/requeue", json={})
     assert refused.status_code == 409
-    assert "is a notification" in refused.json()["detail"]
+    assert "is a notification that an older version gave up" in refused.json()["detail"]
     assert api("DELETE", path).status_code == 204
     assert api("DELETE", path).status_code == 404
     assert api("DELETE", "/dead-letters/x").status_code == 404

@@ -120,6 +120,11 @@ def test_an_exception_fails_the_node_and_a_list_with_exceptions_is_taken_in_turn
     run = runner.run(one(max_retries=2), mock={"a": [ValueError("no"), OSError, {"n": 1}]})
     assert (run.outputs, len(run.node("a").attempts)) == ({"a": {"n": 1}}, 3)
     assert runner.run(one(), mock={"a": [1, 2]}).outputs == {"a": [1, 2]}
+    starts = [lambda config, ctx: {"t": 1 / 0}, lambda config, ctx: {"n": ctx.attempt}]
+    run = runner.run(one(max_retries=2), mock={"a": starts})
+    assert (run.outputs, len(run.node("a").attempts)) == ({"a": {"n": 2}}, 2)
+    with pytest.raises(DovetailError, match="mock of 'a'"):
+        runner.run(one(), mock={"a": [TimeoutError, lambda: 1]})
 
 
 def test_failures_come_in_turn_and_then_the_node_does_what_it_does_otherwise(
@@ -130,6 +135,9 @@ def test_failures_come_in_turn_and_then_the_node_does_what_it_does_otherwise(
         flow, {"t": 1}, mock={"thing": 5}, fail={"a": [TimeoutError, OSError("x"), None]}
     )
     assert run.outputs == {"a": 5, "b": {"t": 1}}
+    assert run.node("a").attempts[1]["error"]["message"] == "x"
+    with pytest.raises(KeyError):
+        run.node("a").attempts[1]["to_dict"]
     assert [(one.status, one.error and one.error["type"]) for one in run.node("a").attempts] == [
         ("FAILED", "TimeoutError"),
         ("FAILED", "OSError"),

@@ -383,7 +383,7 @@ async def drop_dead_letter(letter_id: str, here: Here) -> Response:
 
 @workers_router.post(
     "/dead-letters/{letter_id}/requeue",
-    summary="Retry the run that a dead letter names, and drop the letter",
+    summary="Retry the run that a dead letter names, or send its notification again",
     status_code=202,
     response_model=Requeued,
     responses={

@@ -170,8 +170,10 @@ def answer_problems(app: FastAPI, hidden: re.Pattern[str], doubt: Callable[[], N
         if status == 404:
             words = "there is nothing here; /docs lists every call"
         elif status == 405:
-            headers["Allow"] = ", ".join(allowed_methods(app, request.scope["path"]))
-            words = f"{one_line(request.method, 20)} is not allowed here, only {headers['Allow']}"
+            if methods := allowed_methods(app, request.scope["path"]):  # else it is no call of ours
+                headers["Allow"] = ", ".join(methods)
+            allowed = headers.get("Allow", "other methods")
+            words = f"{one_line(request.method, 20)} is not allowed here, only {allowed}"
         return answer(status, KIND_OF.get(status, "error"), words, request.scope, headers=headers)
 
     async def of_a_lost_client(request: Request, error: Exception) -> Response:

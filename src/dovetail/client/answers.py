@@ -132,7 +132,8 @@ class DeadLetter(_Answer):
 
 @dataclass(frozen=True, slots=True)
 class Requeued(_Answer):
-    """The run that a dead letter named, after its retry."""
+    """The run that a dead letter named, after its retry; of a notification, the end that it is
+    about."""
 
     letter_id: str
     run_id: str
@@ -185,6 +186,12 @@ class NodeAttempt(_Answer):
     finished_at: str | None
     duration: float | None
     error: dict[str, Any] | None
+
+    def __getitem__(self, name: str) -> Any:
+        """A field as the HTTP API has it: `attempt["status"]`, beside `attempt.status`."""
+        if name not in self.__dataclass_fields__:
+            raise KeyError(name)
+        return getattr(self, name)
 
 
 @dataclass(frozen=True, repr=False)

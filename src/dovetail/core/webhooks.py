@@ -5,7 +5,6 @@ The form is that of Standard Webhooks (https://www.standardwebhooks.com).
 
 from __future__ import annotations
 
-import binascii
 import hmac
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,8 +21,8 @@ FIRST_RETRY_SECONDS = 5.0
 GIVE_UP_SECONDS = 86400.0
 """A notification is tried for a day, with doubled pauses: fifteen times."""
 SECRET_PREFIX = "whsec_"  # noqa: S105  (of the standard)
-MIN_KEY_BYTES = 16
-"""The standard wants 24 to 64. A shorter one than this is a mistake, such as a word."""
+STRONG_KEY_BYTES = 24
+"""The standard wants 24 to 64. Shorter keys sign, as in its libraries; the doctor warns of them."""
 
 
 class WrongWebhookSecret(DovetailError):
@@ -138,17 +137,26 @@ def check_secret(name: str, secrets: Mapping[str, str]) -> str:
         _key_of(value)
     except ValueError:
         raise WrongWebhookSecret(
-            f"DOVETAIL_SECRET_{name} is no key of a webhook: it must be whsec_ and at least "
-            f"{MIN_KEY_BYTES} bytes in base64, as of: echo whsec_$(openssl rand -base64 32)"
+            f"DOVETAIL_SECRET_{name} is no key of a webhook: it must be whsec_ and a key in "
+            "base64, as of: echo whsec_$(openssl rand -base64 32)"
         ) from None
     return value
 
 
+def is_weak(secret: str) -> bool:
+    """Whether a secret that can sign is shorter than the standard wants."""
+    return len(_key_of(secret)) < STRONG_KEY_BYTES
+
+
 def _key_of(secret: str) -> bytes:
+    """The key: base64 with or without the prefix; any other text without it is the key itself."""
+    text = secret.strip()
     try:
-        key = b64decode(secret.strip().removeprefix(SECRET_PREFIX), validate=True)
-    except binascii.Error:
-        raise ValueError("no base64") from None
-    if len(key) < MIN_KEY_BYTES:
-        raise ValueError("too short")
+        key = b64decode(text.removeprefix(SECRET_PREFIX), validate=True)
+    except ValueError:
+        if text.startswith(SECRET_PREFIX):
+            raise
+        key = text.encode()
+    if not key:
+        raise ValueError("empty")
     return key

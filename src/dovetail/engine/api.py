@@ -434,8 +434,9 @@ class EngineApi(Protocol):
         ...
 
     async def requeue_dead_letter(self, letter_id: str) -> dict[str, Any]:
-        """Retry the run that a letter names, and drop the letter. Raises `NotFound`, and `Conflict`
-        if it names no run, or the state of the run forbids a retry."""
+        """Retry the run that a letter names, or send its notification again, and drop the letter.
+        Raises `NotFound`, and `Conflict` if it names no run, or the state of the run forbids a
+        retry."""
         ...
 
 

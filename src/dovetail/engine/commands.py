@@ -48,7 +48,7 @@ from dovetail.core.errors import (
     one_line,
     shown,
 )
-from dovetail.core.events import Event
+from dovetail.core.events import RUN_ENDS, Event
 from dovetail.core.fork import ForkPlan, plan_fork
 from dovetail.core.items import item_name, split_name
 from dovetail.core.layout import layout, layout_view
@@ -1245,8 +1245,7 @@ class Commands:
         if letter is None:
             raise _no_letter(letter_id)
         if letter["stream"] == WEBHOOKS:
-            message = "this letter is a notification of a run, which is not sent again; drop it"
-            raise Conflict(message)
+            return await self._requeue_notification(letter_id)
         run_id = letter["fields"].get("run_id")
         if not run_id:
             # A message is stored redacted and escaped, so it cannot be sent again as it was.
@@ -1259,6 +1258,17 @@ class Commands:
         with suppress(NotFound):  # dropped meanwhile
             await self.drop_dead_letter(letter_id)
         return {"letter_id": letter_id, "run_id": run.id, "status": run.status.value}
+
+    async def _requeue_notification(self, letter_id: str) -> dict[str, Any]:
+        assert self.letters is not None  # noqa: S101  (the letter came from there)
+        sent = await self.letters.requeue_notification(letter_id, self.clock())
+        if sent is None:
+            raise Conflict(
+                "this letter is a notification that an older version gave up, without what was "
+                "to be sent; drop it"
+            )
+        status = RUN_ENDS[sent.type].value
+        return {"letter_id": letter_id, "run_id": sent.run_id, "status": status}
 
 
 def _no_letter(letter_id: str) -> NotFound:

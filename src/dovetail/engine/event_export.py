@@ -23,6 +23,9 @@ LOOK_SECONDS = 1.0
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
 """After a failure of the sink, doubled each time."""
 PAGE_SIZE = 500
+"""Events of one run that are written at once."""
+RUNS_AT_ONCE = 50
+"""Their events are one write and one note of what was exported: short runs cost little more."""
 
 log = logging.getLogger("dovetail.events")
 
@@ -60,12 +63,13 @@ class EventSource(Protocol):
         """The runs that `changed` gave are exported."""
         ...
 
-    async def unexported(self, run_id: str, limit: int) -> UnexportedRun | None:
-        """The next events of a run, in order; None if the run is gone."""
+    async def unexported(self, run_ids: Sequence[str], limit: int) -> list[UnexportedRun]:
+        """The next events of each run, in order. A run that has none, is gone or cannot be read is
+        left out."""
         ...
 
-    async def exported(self, run: UnexportedRun) -> None:
-        """The sink has these."""
+    async def exported(self, runs: Sequence[UnexportedRun]) -> None:
+        """The sink has these, as `unexported` gave them last."""
         ...
 
     async def news(self, seconds: float) -> None:
@@ -120,32 +124,37 @@ class EventExporter:
     async def drain(self, seconds: float) -> None:
         """Export what is left before this process ends, within this time. Another process exports
         the rest."""
-        with suppress(TimeoutError, StoreError):
-            async with asyncio.timeout(seconds):
-                if await self._source.leads(LEAD_SECONDS):
-                    await self.export_changed()
+        try:
+            with suppress(StoreError):
+                async with asyncio.timeout(seconds):
+                    if await self._source.leads(LEAD_SECONDS):
+                        await self.export_changed()
+        except TimeoutError:
+            log.warning("the sink did not take the last events within %g s; they wait", seconds)
 
     async def export_changed(self) -> None:
         """Export what the runs have by now; returns early if another process has taken over."""
         async with self._exporting:
-            for run_id in await self._source.changed():
-                while (page := await self._source.unexported(run_id, PAGE_SIZE)) is not None:
-                    if page.events:
-                        await self._write(page)
-                        await self._source.exported(page)
-                    if not await self._source.leads(LEAD_SECONDS):
-                        return
-                    if not page.goes_on:
-                        break
+            left = list(await self._source.changed())
+            while left:
+                pages = await self._source.unexported(left[:RUNS_AT_ONCE], PAGE_SIZE)
+                if pages:
+                    await self._write(pages)
+                    await self._source.exported(pages)
+                if not await self._source.leads(LEAD_SECONDS):
+                    return
+                left[:RUNS_AT_ONCE] = [page.run_id for page in pages if page.goes_on]
             await self._source.settle()
 
-    async def _write(self, page: UnexportedRun) -> None:
+    async def _write(self, pages: Sequence[UnexportedRun]) -> None:
         records = [
             {**event_view(event), "run_id": page.run_id, "workflow": page.workflow}
+            for page in pages
             for event in page.events
         ]
+        first = min(page.events[0].time for page in pages)
         while True:
-            age = max(0.0, self._clock() - page.events[0].time)
+            age = max(0.0, self._clock() - first)
             try:
                 await self._sink.write(records)
             except SinkError as problem:

@@ -45,6 +45,7 @@ from dovetail.core.transitions import (
     Transition,
     Wake,
 )
+from dovetail.core.webhooks import Notification
 
 
 class Store(Protocol):
@@ -302,6 +303,11 @@ class DeadLetters(Protocol):
 
     async def drop_dead_letter(self, letter_id: str) -> bool:
         """Whether it was there."""
+        ...
+
+    async def requeue_notification(self, letter_id: str, now: float) -> Notification | None:
+        """Send the notification of a letter again, and drop the letter; None if the letter is not
+        there, or has none."""
         ...
 
 

@@ -328,6 +328,12 @@ def timestamp(seconds: float | None) -> str | None:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")[:-6] + "Z"
 
 
+def dead_letter_view(letter_id: str, letter: Mapping[str, Any]) -> dict[str, Any]:
+    """A dead letter as it is shown. A notification in it may have a key in its URL."""
+    shown = {name: letter[name] for name in letter if name != "notification"}
+    return {"letter_id": letter_id, **shown, "time": timestamp(letter.get("time"))}
+
+
 def seconds(time: str) -> float:
     """The reverse of `timestamp`."""
     return datetime.fromisoformat(time).timestamp()

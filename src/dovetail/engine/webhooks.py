@@ -38,9 +38,18 @@ CLAIM_SECONDS = 2 * SEND_SECONDS
 LOOK_SECONDS = 1.0
 BUSY_SECONDS = 0.5
 """So much later comes the turn of a notification to a receiver that is busy with others."""
+TURN_SECONDS = 0.004
+"""Between two of these turns."""
+DRAIN_CLAIMS = 0.8
+"""So much of the time in which a process ends, it claims notifications. A claim that is cut short
+lasts until its end."""
 MAX_RESULT_BYTES = 256 << 10
 """A larger result is a reference, as in the API."""
+REFUSALS = frozenset({"forbidden_address", "invalid_url", "secret_host"})
+"""The types of errors after which nothing may be sent to a URL at all."""
 MAX_ERROR_CHARS = 500
+MAX_KNOWN = 1000
+"""URLs of which something is remembered."""
 WEBHOOKS = "webhooks"
 """The `stream` of dead letters that are notifications."""
 LATE_SECONDS = 60.0
@@ -88,14 +97,29 @@ def outbox_findings(waiting: int, late_seconds: float) -> list[DoctorFinding]:
 
 
 def dead_letter(notification: Notification, reason: str) -> dict[str, Any]:
-    """A notification that is given up, in the fields of `GET /dead-letters`; but for the time."""
+    """A notification that is given up: the fields of `GET /dead-letters` but for the time, and
+    `notification`, which is kept so that it can be sent again, and is not shown."""
     fields = {
         "run_id": notification.run_id,
         "type": notification.type,
         "url": _shown(notification.url),
         "attempts": str(notification.attempts),
     }
-    return {"stream": WEBHOOKS, "id": notification.id, "reason": reason, "fields": fields}
+    return {
+        "stream": WEBHOOKS,
+        "id": notification.id,
+        "reason": reason,
+        "fields": fields,
+        "notification": notification._asdict(),
+    }
+
+
+def requeued(letter: Mapping[str, Any]) -> Notification | None:
+    """The notification of a dead letter as it was at first; None if the letter has none."""
+    found = letter.get("notification")
+    if found is None:
+        return None
+    return Notification(**{**found, "attempts": 0, "first_failed_at": None, "last_error": None})
 
 
 def _shown(url: str) -> str:
@@ -124,10 +148,12 @@ class WebhookSender:
         *,
         redact: Callable[[str], str] = str,
         count: Callable[[str, float], None] = lambda outcome, seconds: None,
+        check_host: Callable[[str, str], None] = lambda secret, url: None,
         times: RetryTimes = RETRY_TIMES,
     ) -> None:
-        """`count` gets the outcome of each attempt, `delivered` or `failed`, and of a notification
-        that is given up, `dead`; each with the seconds since the run's end."""
+        """`check_host` raises if the secret of that name may not be used for a URL. `count` gets
+        the outcome of each attempt, `delivered` or `failed`, and of a notification that is given
+        up, `dead`; each with the seconds since the run's end."""
         self._outbox = outbox
         self._post = post
         self._summary = summary
@@ -135,30 +161,58 @@ class WebhookSender:
         self._clock = clock
         self._redact = redact
         self._count = count
+        self._check_host = check_host
         self._times = times
-        self._sending: dict[asyncio.Task[None], str] = {}
+        self._sending: dict[asyncio.Task[None], Notification] = {}
         self._postponed = asyncio.Event()
+        self._claiming = asyncio.Lock()
+        self._draining = False
+        self._turns: dict[str, float] = {}
+        """The last turn that was given, by URL."""
+        self._failing: set[str] = set()
+        """The URLs whose last attempt in this process failed."""
 
     async def run(self) -> None:
-        """Send what is due, for ever."""
+        """Send what is due, until `drain` is called."""
         try:
-            while True:
+            while not self._draining:
                 room = MAX_SENDING - len(self._sending)
                 if not room:
                     await asyncio.wait(self._sending, return_when=asyncio.FIRST_COMPLETED)
                 elif await self._send_due(room) < room:
                     await self._news()
         finally:
-            for task in self._sending:
-                task.cancel()
+            if not self._draining:
+                self._cancel_sending()
 
     async def drain(self, seconds: float) -> None:
-        """Give what is due a first attempt, and what is being sent its end, within this time."""
-        with suppress(TimeoutError, StoreError):  # another process sends the rest
+        """Give what is due a first attempt, within this time; leave the rest to other processes."""
+        self._draining = True
+        last_claim = self._clock() + DRAIN_CLAIMS * seconds
+        with suppress(TimeoutError, StoreError):
             async with asyncio.timeout(seconds):
-                await self._send_due(MAX_SENDING)
-                while self._sending:
-                    await asyncio.wait(self._sending)
+                await self._drain(last_claim)
+        left = [*self._sending.values()]
+        self._cancel_sending()
+        now = self._clock()
+        with suppress(StoreError):  # then they are sent when their claims end
+            await asyncio.gather(*(self._outbox.postpone(one, now) for one in left))
+
+    async def _drain(self, last_claim: float) -> None:
+        while True:
+            room = MAX_SENDING - len(self._sending)
+            if room and self._clock() <= last_claim:
+                await self._send_due(room)
+            if self._sending:
+                await asyncio.wait(self._sending, return_when=asyncio.FIRST_COMPLETED)
+            elif self._clock() < min(last_claim, max(self._turns.values(), default=0.0)):
+                await asyncio.sleep(TURN_SECONDS)
+            else:
+                return
+
+    def _cancel_sending(self) -> None:
+        for task in self._sending:
+            task.cancel()
 
     async def _news(self) -> None:
         """Returns when something may be due."""
@@ -180,19 +234,29 @@ class WebhookSender:
 
     async def _send_due(self, limit: int) -> int:
         """Begin with so many that are due; returns how many these are."""
-        now = self._clock()
-        due = await self._outbox.claim(now, now + CLAIM_SECONDS, limit)
-        for one in due:
-            await self._begin(one)
-        return len(due)
+        async with self._claiming:
+            now = self._clock()
+            due = await self._outbox.claim(now, now + CLAIM_SECONDS, limit)
+            await asyncio.gather(*map(self._begin, due))
+            return len(due)
 
     async def _begin(self, one: Notification) -> None:
-        if list(self._sending.values()).count(one.url) >= MAX_SENDING_TO_ONE:
-            await self._postpone(one, self._clock() + BUSY_SECONDS)
+        if sum(other.url == one.url for other in self._sending.values()) >= MAX_SENDING_TO_ONE:
+            await self._postpone(one, self._turn_of(one.url))
             return
         task = asyncio.create_task(self._send(one))
-        self._sending[task] = one.url
+        self._sending[task] = one
         task.add_done_callback(self._sent)
+
+    def _turn_of(self, url: str) -> float:
+        """When the next notification to a busy receiver is looked at again. Thousands may wait, and
+        to look at all of them at once would be in the way of runs."""
+        now = self._clock()
+        if len(self._turns) >= MAX_KNOWN:
+            self._turns = {one: at for one, at in self._turns.items() if at > now}
+        at = max(now + BUSY_SECONDS, self._turns.get(url, 0.0) + TURN_SECONDS)
+        self._turns[url] = at
+        return at
 
     def _sent(self, task: asyncio.Task[None]) -> None:
         del self._sending[task]
@@ -201,6 +265,7 @@ class WebhookSender:
             log.warning("a notification is sent again: %s", error)
 
     async def _send(self, one: Notification) -> None:
+        is_refused = False
         try:
             status = await self._attempt(one)
             error = None if 200 <= status < 300 else f"the receiver answered {status}"
@@ -208,7 +273,9 @@ class WebhookSender:
             raise
         except DovetailError as problem:
             error = self._redact(str(problem))
+            is_refused = problem.type in REFUSALS
         if error is None:
+            self._failing.discard(one.url)
             await self._outbox.settle(one)
             self._count("delivered", self._clock() - one.time)
             return
@@ -220,7 +287,8 @@ class WebhookSender:
         )
         first, give_up = self._times
         at = retry_at(since, failed.attempts, now, first=first, give_up=give_up)
-        if at is not None:
+        if at is not None and not is_refused:
+            self._warn(one, error)
             await self._postpone(failed, at)
             return
         tries = f"given up after {counted(failed.attempts, 'attempt')}: {failed.last_error}"
@@ -228,8 +296,19 @@ class WebhookSender:
         self._count("dead", now - one.time)
         log.error("run %s: the webhook %s is %s", one.run_id, one.id, tries)
 
+    def _warn(self, one: Notification, error: str) -> None:
+        """Of the first failure of a receiver, and of the first after it has accepted something."""
+        if one.url not in self._failing:
+            if len(self._failing) >= MAX_KNOWN:
+                self._failing.clear()
+            self._failing.add(one.url)
+            log.warning("the webhook %s fails: %s", self._redact(_shown(one.url)), error)
+
     async def _attempt(self, one: Notification) -> int:
-        secret = None if one.secret is None else check_secret(one.secret, self._secrets)
+        secret = None
+        if one.secret is not None:
+            self._check_host(one.secret, one.url)
+            secret = check_secret(one.secret, self._secrets)
         body = body_of(one, timestamp(one.time) or "", await self._run(one))
         headers = signed_headers(one.id, int(self._clock()), body, secret)
         return await self._post(one.url, headers, body)

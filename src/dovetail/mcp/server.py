@@ -93,4 +93,5 @@ async def http_route(server: Server[Any], max_body_bytes: int) -> AsyncIterator[
         server, json_response=True, stateless=True, max_request_body_size=max_body_bytes
     )
     async with manager.run():
-        yield Route(PATH, StreamableHTTPASGIApp(manager))
+        # The protocol's GET is for messages that a server begins; there are none without sessions.
+        yield Route(PATH, StreamableHTTPASGIApp(manager), methods=["POST"])

@@ -9,6 +9,7 @@ import asyncio
 import re
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, NamedTuple
@@ -86,6 +87,9 @@ class LogLines(_Arguments):
     run_id: str = _RUN_ID
     node: str | None = Field(default=None, description="only of this node")
     attempt: int | None = Field(default=None, ge=1, description="only of this attempt")
+    item: int | None = Field(
+        default=None, ge=0, description="only of this item of a node with for_each"
+    )
     level: str | None = Field(default=None, description="this level and more severe ones")
     q: str | None = Field(default=None, description="only lines with these words")
     tail: int = Field(default=100, ge=1, le=MAX_LINES, description="so many of the last lines")
@@ -175,14 +179,19 @@ def _failed_by_itself(node: Mapping[str, Any]) -> bool:
 
 async def _run_logs(engine: EngineApi, given: LogLines) -> dict[str, Any]:
     run_id = await _whole(engine, given.run_id)
-    query = LogQuery(given.node, attempt=given.attempt, level=given.level, q=given.q)
+    query = LogQuery(
+        given.node, attempt=given.attempt, item=given.item, level=given.level, q=given.q
+    )
     lines: deque[dict[str, Any]] = deque(maxlen=given.tail)
     count = 0
     async for line in log_lines(engine, run_id, query):
         lines.append(line)
         count += 1
-    fields = ("seq", "time", "node", "attempt", "level", "message")
-    items = [{name: line[name] for name in fields} for line in lines]
+    fields = ("seq", "time", "node", "attempt", "item", "level", "message")
+    items = [
+        {name: line[name] for name in fields if name != "item" or line[name] is not None}
+        for line in lines
+    ]
     return {"run_id": run_id, "items": items, "earlier_lines": count - len(items)}
 
 
@@ -360,12 +369,9 @@ class AgentTools:
 
     async def _workflow_of(self, name: str) -> str:
         plain = name.removeprefix(PREFIX)
-        try:
+        with suppress(NotFound):  # also a name that is listed with a digest
             await self._engine.workflow(plain)
-            if tool_name(plain) == name:
-                return plain
-        except NotFound:
-            pass
+            return plain
         async for workflow in self._names():
             if tool_name(workflow) == name:
                 return workflow

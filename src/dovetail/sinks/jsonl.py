@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,8 @@ class JsonLinesSink:
             self._file = self._open()
         while lines:
             lines = lines[os.write(self._file, lines) :]
-        os.fsync(self._file)
+        if stat.S_ISREG(os.fstat(self._file).st_mode):  # a pipe, as /dev/stdout may be, has no disk
+            os.fsync(self._file)
 
     def _is_in_place(self, file: int) -> bool:
         try:

@@ -25,10 +25,20 @@ class KafkaSink:
             "acks": "all",
             # Keeps the order of a partition also when a batch is sent again.
             "enable.idempotence": True,
-            "message.timeout.ms": int(DELIVERY_SECONDS * 1000),
+            # Later than our own time-out, which gives up all messages at once: none of them can be
+            # given up alone, and a later one arrive before it.
+            "message.timeout.ms": int(2 * DELIVERY_SECONDS * 1000),
+            # Else it writes each failed connection to stderr, many a second.
+            "log_level": 0,
+            "error_cb": self._on_error,
             **(options or {}),
         }
         self._producer: Any = None
+        self._problem = ""
+        """What the brokers' connections failed with last: a message only says that it timed out."""
+
+    def _on_error(self, error: Any) -> None:
+        self._problem = error.str()
 
     async def write(self, records: Sequence[dict[str, Any]]) -> None:
         await asyncio.to_thread(self._send, records)
@@ -46,27 +56,31 @@ class KafkaSink:
                 "the package 'confluent_kafka' is not installed: pip install 'dovetail[kafka]'"
             ) from None
         failures: list[str] = []
+        self._problem = ""
 
         def on_delivery(error: Any, _: Any) -> None:
             if error is not None:
-                failures.append(str(error))
+                failures.append(error.str())
 
+        # Kept only if all goes well: after some errors a producer never sends anything again.
+        producer, self._producer = self._producer, None
         try:
-            if self._producer is None:
-                self._producer = Producer(self._options, logger=None)
+            producer = producer or Producer(self._options)
             for record in records:
-                self._producer.produce(
+                producer.produce(
                     self._topic,
                     key=record["run_id"],
                     value=orjson.dumps(record),
                     on_delivery=on_delivery,
                 )
-            left = self._producer.flush(DELIVERY_SECONDS)
+            left = producer.flush(DELIVERY_SECONDS)
         except (KafkaException, BufferError) as error:
             raise SinkError(f"Kafka topic {self._topic}: {error}") from error
         if left:
-            self._producer.purge()
+            producer.purge()
         if left or failures:
             not_sent = counted(left, "event was", "events were")
             why = failures[0] if failures else f"{not_sent} not accepted in time"
-            raise SinkError(f"Kafka topic {self._topic}: {why}")
+            because = f" ({self._problem})" if self._problem else ""
+            raise SinkError(f"Kafka topic {self._topic}: {why}{because}")
+        self._producer = producer

@@ -128,10 +128,10 @@ class Runner:
         """Run a definition (a dict, or a path) to its end.
 
         `mock` has, by node id or handler name, what replaces the handler: a value that is the
-        output, a function `(config, ctx)`, or an exception. In a list with exceptions each entry
-        is one start, and the last one holds for all later starts. `fail` has exceptions, and None
-        for a start that does not fail, in turn; after them the node does what it does otherwise.
-        An `assert` that fails in a mock is raised here.
+        output, a function `(config, ctx)`, or an exception. In a list with exceptions or functions
+        each entry is one start, and the last one holds for all later starts. `fail` has exceptions,
+        and None for a start that does not fail, in turn; after them the node does what it does
+        otherwise. An `assert` that fails in a mock is raised here.
 
         `handlers` are loaded beside the built-in and the installed ones. `rate_limits` is as in
         `dovetail.toml`. Raises `InvalidDefinition` or `InvalidParams` with all problems, and
@@ -343,13 +343,19 @@ def _is_error(given: Any) -> bool:
     return isinstance(given, BaseException)
 
 
+def _is_in_turn(given: Any) -> bool:
+    """Whether a list has one entry for each start: such entries can be no part of an output."""
+    return isinstance(given, list | tuple) and any(_is_error(one) or callable(one) for one in given)
+
+
 def _check_mock(name: str, given: Any) -> None:
-    if callable(given) and not _is_error(given):
-        try:
-            describe(given, name="mock")
-        except HandlerError as error:
-            words = str(error).removeprefix("@handler('mock'): ")
-            raise HandlerError(f"mock of {shown(name)}: {words}") from None
+    for one in given if _is_in_turn(given) else (given,):
+        if callable(one) and not _is_error(one):
+            try:
+                describe(one, name="mock")
+            except HandlerError as error:
+                words = str(error).removeprefix("@handler('mock'): ")
+                raise HandlerError(f"mock of {shown(name)}: {words}") from None
 
 
 def _failures(name: str, given: Any) -> Sequence[Any] | BaseException | type[BaseException]:
@@ -418,7 +424,7 @@ class _NodePlan:
 
     async def _call_mock(self, config: Any, ctx: Context, start: int) -> Any:
         mock = self._mock
-        if isinstance(mock, list | tuple) and any(map(_is_error, mock)):
+        if _is_in_turn(mock):
             mock = mock[min(start, len(mock)) - 1]
         if _is_error(mock):
             raise _raised(mock, start, ctx)

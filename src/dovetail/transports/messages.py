@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from math import inf
+from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -594,9 +595,15 @@ MAX_DEAD = 10_000
 
 
 def dead_letter_commands(
-    stream: str, number: str, reason: str, fields: Mapping[str, str], redact: Callable[[str], str]
+    stream: str,
+    number: str,
+    reason: str,
+    fields: Mapping[str, str],
+    redact: Callable[[str], str],
+    more: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[Command]:
-    """What keeps a message as a dead letter, without what must not be stored."""
+    """What keeps a message as a dead letter, without what must not be stored. `more` is kept as it
+    is."""
 
     def text(field: str) -> str:
         return shown(redact(field).encode())
@@ -607,6 +614,7 @@ def dead_letter_commands(
         "reason": redact(reason),
         "fields": {text(name): text(value) for name, value in fields.items()},
         "time": time.time(),
+        **more,
     }
     return [("LPUSH", DEAD, orjson.dumps(letter)), ("LTRIM", DEAD, 0, MAX_DEAD - 1)]
 
@@ -620,11 +628,12 @@ class DeadLetterQueue:
         self._redact = redactor.redact_shown
 
     async def add(self, letter: Mapping[str, Any]) -> None:
-        """Keep something else that is given up: its `stream`, `id`, `reason` and `fields`."""
+        """Keep something else that is given up: its `stream`, `id`, `reason`, `fields` and more."""
+        named = ("stream", "id", "reason", "fields")
+        stream, number, reason, fields = (letter[name] for name in named)
+        more = {name: letter[name] for name in letter if name not in named}
         await self._pipe.call_many(
-            dead_letter_commands(
-                *(letter["stream"], letter["id"], letter["reason"], letter["fields"]), self._redact
-            )
+            dead_letter_commands(stream, number, reason, fields, self._redact, more)
         )
 
     async def bury(self, start: tuple[str, str, Token], handler: str, reason: str) -> None:

@@ -190,7 +190,7 @@ function DeadLetters() {
     }
     again();
   };
-  const requeue = (letter) => act(() => post(path("dead-letters", letter.letter_id, "requeue"), {}), (run) => html`The run <a href=${link(["runs", run.run_id])}><code>${run.run_id.slice(0, 8)}</code></a> goes on.`);
+  const requeue = (letter) => act(() => post(path("dead-letters", letter.letter_id, "requeue"), {}), (run) => letter.stream === "webhooks" ? "The notification is sent again." : html`The run <a href=${link(["runs", run.run_id])}><code>${run.run_id.slice(0, 8)}</code></a> goes on.`);
   const drop = (letter) => act(() => remove(path("dead-letters", letter.letter_id)), () => "The letter is dropped.");
   return html`<${Trouble} error=${error || problem} again=${error && again} />
     <p role="status">${said}</p>

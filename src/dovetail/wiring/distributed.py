@@ -51,12 +51,14 @@ from dovetail.engine.limits import SharedRates
 from dovetail.engine.listener import Listener
 from dovetail.engine.ports import Task
 from dovetail.engine.supervisor import describe_error, run_every, supervise
+from dovetail.engine.webhooks import Outbox
 from dovetail.engine.worker import Worker
 from dovetail.handlers.builtin import builtin_registry
 from dovetail.handlers.log_capture import capturing
 from dovetail.handlers.registry import Registry
 from dovetail.redis_client.pipelined import PATIENCE_SECONDS, Command, PipelinedRedis, RedisError
 from dovetail.stores.postgres.archive import PostgresArchive
+from dovetail.stores.postgres.outbox import RESTORE_SECONDS, CopiedOutbox
 from dovetail.stores.postgres.pool import PostgresPool
 from dovetail.stores.records import stored_definition
 from dovetail.stores.redis.archive import RedisArchiveQueue, RedisSnapshots, queueing
@@ -70,7 +72,7 @@ from dovetail.stores.redis.doctor import (
     watch_restarts,
 )
 from dovetail.stores.redis.event_source import RedisEventSource
-from dovetail.stores.redis.feed import FeedListener, RedisFeed, trim_feed
+from dovetail.stores.redis.feed import LEARN_SECONDS, FeedListener, RedisFeed, trim_feed
 from dovetail.stores.redis.limits import RedisLimits
 from dovetail.stores.redis.logs import LogAppender
 from dovetail.stores.redis.outbox import RedisOutbox
@@ -376,6 +378,7 @@ async def orchestrate(
         reader = StreamReader(blocking, parts.pipe, ORCHESTRATORS, me, _redactor(settings))
         peers = OrchestratorPeers(parts.pipe, me)
         await peers.beat()
+        await parts.feed.announce_webhooks()
         await stack.enter_async_context(_announced(settings, parts.pipe, "orchestrator", me))
         limits = RedisLimits(parts.pipe, buckets(settings), clock=parts.clock)
         parked = ParkedRescheduler(
@@ -391,9 +394,15 @@ async def orchestrate(
         ]
         records = _records(settings, parts.pipe) if archive is None else archive.records
         letters = DeadLetterQueue(parts.pipe, _redactor(settings))
-        outbox = RedisOutbox(parts.pipe, parts.feed.has_notifications, letters.add)
+        hot = RedisOutbox(parts.pipe, parts.feed.has_notifications, letters.add)
+        outbox: Outbox = hot
+        if archive is not None:
+            outbox = copied = CopiedOutbox(hot, archive.pool, parts.clock)
+            restoring = partial(run_every, RESTORE_SECONDS, copied.restore)
+            duties.append(("lost notifications", restoring))
         webhooks = webhook_sender(settings, outbox, records.summary, parts.clock, listener)
-        duties.append(("webhooks", webhooks.run))
+        announcing = partial(run_every, LEARN_SECONDS, parts.feed.announce_webhooks)
+        duties += [("webhooks", webhooks.run), ("announcing webhooks", announcing)]
         source = RedisEventSource(parts.pipe, parts.store, parts.feed, me)
         exporter = event_exporter(settings, source, parts.clock, listener)
         if exporter is not None:

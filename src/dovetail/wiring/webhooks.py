@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from urllib.parse import urlsplit
 
-from dovetail.config import Settings
+from dovetail.config import Hosts, Settings
 from dovetail.core.redaction import Redactor
 from dovetail.engine.clock import Clock
 from dovetail.engine.listener import Listener, SafeListener
 from dovetail.engine.webhooks import SEND_SECONDS, Outbox, Summary, WebhookSender
-from dovetail.handlers.external import http_client
+from dovetail.handlers.external import bound_hosts, http_client
 from dovetail.handlers.http_rules import AddressGuard
 
 MAX_ANSWER_BYTES = 1024
@@ -35,7 +36,14 @@ def webhook_sender(
         *(outbox, partial(_post, guard), summary, settings.secrets, clock),
         redact=redactor.redact_shown,
         count=count,
+        check_host=partial(_check_host, settings.secret_hosts),
     )
+
+
+def _check_host(bindings: Mapping[str, Hosts], secret: str, url: str) -> None:
+    check = bound_hosts(bindings, [secret])
+    if check is not None:
+        check(urlsplit(url).hostname or "")
 
 
 async def _post(guard: AddressGuard, url: str, headers: Mapping[str, str], body: bytes) -> int:

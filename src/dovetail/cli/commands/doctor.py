@@ -147,16 +147,19 @@ def _secrets(settings: Settings) -> Iterator[CheckResult]:
 
 def _webhooks(settings: Settings) -> Iterator[CheckResult]:
     """Whether the webhooks of all runs can be signed here."""
-    from dovetail.core.webhooks import WrongWebhookSecret, check_secret
+    from dovetail.core.webhooks import WrongWebhookSecret, check_secret, is_weak
 
     for name in sorted({one.secret for one in settings.webhooks if one.secret is not None}):
         try:
-            check_secret(name, settings.secrets)
+            secret = check_secret(name, settings.secrets)
         except WrongWebhookSecret as error:
             fix = f"set DOVETAIL_SECRET_{name}=whsec_…, where the orchestrator or `serve` runs"
             yield CheckResult("webhooks", False, str(error), fix)
         else:
-            yield CheckResult("webhooks", True, f"secret {name} can sign")
+            short = f"the key of secret {name} is short, and may be guessed"
+            longer = "take a longer one: echo whsec_$(openssl rand -base64 32)"
+            well = CheckResult("webhooks", True, f"secret {name} can sign")
+            yield CheckResult("webhooks", True, short, longer) if is_weak(secret) else well
 
 
 def _token_files(settings: Settings) -> Iterator[CheckResult]:

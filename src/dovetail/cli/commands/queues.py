@@ -11,6 +11,7 @@ from dovetail.cli.options import AsJson, declarations, on_target
 from dovetail.cli.output import headed, print_page, print_reply
 from dovetail.cli.target import act_on_each, ask, report_refused
 from dovetail.cli.text import Line, counted, plain
+from dovetail.core.states import FINAL, RunStatus
 
 if TYPE_CHECKING:
     from dovetail.engine.api import EngineApi
@@ -98,9 +99,9 @@ def _letter(letter: dict[str, Any]) -> Line:
 @app.command()
 @on_target
 def requeue(letters: Letters, as_json: AsJson = False) -> int:
-    """Retry the runs that letters name, and drop these letters.
+    """Retry the runs of letters, or send notifications again.
 
-    Exit code: 0 all are requeued, 1 one of them is not.
+    The letters are dropped. Exit code: 0 all are requeued, 1 one of them is not.
     """
 
     async def one(commands: EngineApi, letter: str) -> dict[str, Any]:
@@ -137,9 +138,17 @@ def _each(
 
     def lines(found: dict[str, Any]) -> Iterator[Line]:
         for one in found[verb]:
-            run = f": run {one['run_id'][:6]} goes on" if "run_id" in one else ""
-            yield [(f"{verb} ", ""), (plain(one["letter_id"]), "bold"), (run, "")]
+            yield [(f"{verb} ", ""), (plain(one["letter_id"]), "bold"), (_outcome(one), "")]
 
     found = ask(question)
     print_reply(found, lines, as_json=as_json)
     return report_refused(found["refused"])
+
+
+def _outcome(one: dict[str, Any]) -> str:
+    if "run_id" not in one:
+        return ""
+    run = one["run_id"][:6]
+    if RunStatus(one["status"]) in FINAL:
+        return f": the notification of run {run} is sent again"
+    return f": run {run} goes on"

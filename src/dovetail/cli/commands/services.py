@@ -175,7 +175,10 @@ def serve_mcp(allow_writes: AllowWrites = False, handlers: Handlers = None) -> i
     async def serve_tools(stopping: Stopping) -> int:
         treat_interrupt_as_terminate()
         registry = load_registry(settings, handlers or ())
-        opened = (open_engine if allow_writes else open_reader)(settings, registry)
+        if allow_writes:
+            opened = open_engine(settings, registry)
+        else:  # makes the file: runs that are made there later are to be seen
+            opened = open_reader(settings, registry, create=True)
         async with opened as engine:
             tools = AgentTools(engine)
             serving = asyncio.create_task(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from typing import Annotated, Any, Literal, get_args
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError, PydanticUseDefault
@@ -246,11 +247,16 @@ MAX_WEBHOOKS = 20
 
 
 def _http_url(url: str) -> str:
-    host = url.partition("://")[2].partition("/")[0]
-    if not url.startswith(("http://", "https://")) or not host or not url.isprintable():
-        raise PydanticCustomError("webhook_url", "must be as in https://example.com/hook")
     if "{{" in url or " " in url:
         raise PydanticCustomError("webhook_url", "must be one URL; templates are not rendered here")
+    try:
+        parts = urlsplit(url)
+        has_host = bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port or an IPv6 address that is none
+        has_host = False
+    is_plain = url.isprintable() and "\\" not in url
+    if not url.startswith(("http://", "https://")) or not has_host or not is_plain:
+        raise PydanticCustomError("webhook_url", "must be as in https://example.com/hook")
     return url
 
 

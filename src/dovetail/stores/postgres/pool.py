@@ -21,7 +21,7 @@ from dovetail.stores.records import named_statements
 
 T = TypeVar("T")
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 MAX_CONNECTIONS = 10
 CONNECT_SECONDS = 5.0
 STATEMENT_SECONDS = 10.0

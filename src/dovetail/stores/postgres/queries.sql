@@ -194,6 +194,13 @@ LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
     AS node (value, nth)
 $$;
 
+-- name: schema_6
+-- Notifications that a receiver has not accepted yet, as the outbox in Redis has them.
+CREATE TABLE dovetail.notifications (
+  id TEXT COLLATE "C" PRIMARY KEY,
+  content BYTEA NOT NULL
+);
+
 -- name: views
 -- For users: docs/sql.md promises their columns. They are replaced with each version of the schema.
 CREATE OR REPLACE VIEW dovetail.v_runs AS
@@ -790,6 +797,21 @@ SELECT rate_per_second, burst FROM dovetail.limits WHERE tag = $1;
 INSERT INTO dovetail.limits (tag, rate_per_second, burst) VALUES ($1, $2, $3)
 ON CONFLICT (tag) DO UPDATE SET
   rate_per_second = excluded.rate_per_second, burst = excluded.burst;
+
+-- ── notifications ───────────────────────────────────────────────────────────────────────
+
+-- name: copy_notification
+INSERT INTO dovetail.notifications (id, content) VALUES ($1, $2)
+ON CONFLICT (id) DO UPDATE SET content = excluded.content;
+
+-- name: forget_notifications
+DELETE FROM dovetail.notifications WHERE id = ANY($1::TEXT[]);
+
+-- name: copied_notifications
+SELECT id FROM dovetail.notifications WHERE id > $1 ORDER BY id LIMIT $2;
+
+-- name: read_notifications
+SELECT id, content FROM dovetail.notifications WHERE id = ANY($1::TEXT[]);
 
 -- ── the doctor ──────────────────────────────────────────────────────────────────────────
 

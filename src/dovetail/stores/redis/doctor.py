@@ -446,8 +446,7 @@ async def _dead_letters(redis: PipelinedRedis) -> DoctorFinding:
     count = int(await redis.call("LLEN", DEAD))
     if not count:
         return DoctorFinding("dead letters", True, "none")
-    name = f"{redis.target.prefix}{DEAD}"
-    fix = f"see GET /api/v1/dead-letters for who sent them; then redis-cli DEL {name}"
+    fix = "see dovetail dead-letters list; then dovetail dead-letters requeue, or drop"
     refused = counted(count, "message was refused", "messages were refused")
     return DoctorFinding("dead letters", False, refused, fix)
 

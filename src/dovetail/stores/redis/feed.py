@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from math import inf
 from time import monotonic
 from typing import Protocol
 
@@ -19,7 +20,7 @@ import orjson
 
 from dovetail.core.definition.model import Webhook
 from dovetail.core.errors import BrokenRun, StoreError
-from dovetail.core.events import Event
+from dovetail.core.events import RUN_ENDS, Event
 from dovetail.core.feed import (
     KEPT_SECONDS,
     MAX_KEPT_EVENTS,
@@ -36,6 +37,10 @@ from dovetail.stores.redis.codec import event_of, keys_of, source
 
 FEED = "wf:feed:{all}"
 OUTBOX, NOTIFICATIONS = f"{FEED}:outbox", f"{FEED}:notifications"
+ANNOUNCED_WEBHOOKS = f"{FEED}:webhooks"
+"""Those of the orchestrators' settings."""
+LEARN_SECONDS = 30.0
+"""A process without these settings reads them so often, when it ends runs."""
 _KEYS = (FEED, f"{FEED}:marks", f"{FEED}:facts")
 _ALL_KEYS = (*_KEYS, OUTBOX, NOTIFICATIONS)
 BATCH_SIZE = 100
@@ -76,19 +81,38 @@ class RedisFeed:
         news: Callable[[], Awaitable[None]] | None = None,
         webhooks: Sequence[Webhook] = (),
     ) -> None:
-        """`news` returns when it is worth to look for events, for readers. `webhooks` are notified
-        of all runs, beside those of their definitions."""
+        """`news` returns when it is worth to look for events, for readers. `webhooks` of the
+        settings are notified of all runs, beside those of their definitions."""
         self._redis = redis
         self._clock = clock
         self._runs = runs
         self._news = news or _a_moment
-        self._webhooks = webhooks
+        self._own_webhooks = self._webhooks = webhooks
+        self._learn_at = 0.0
         self.has_notifications = asyncio.Event()
         """Set when this process has added a notification."""
 
     # ── written ──────────────────────────────────────────────────────────────────────────
 
+    async def announce_webhooks(self) -> None:
+        """Let other processes know the webhooks of these settings: a shell that cancels a run may
+        lack them."""
+        self._learn_at = inf
+        content = orjson.dumps([one.model_dump() for one in self._own_webhooks])
+        await self._redis.call("SET", ANNOUNCED_WEBHOOKS, content)
+
+    async def _learn_webhooks(self) -> None:
+        if monotonic() < self._learn_at:
+            return
+        content = await self._redis.call("GET", ANNOUNCED_WEBHOOKS)
+        with contextlib.suppress(ValueError):  # of another version
+            announced = [Webhook.model_validate(one) for one in orjson.loads(content or b"[]")]
+            self._webhooks = [*self._own_webhooks, *announced]
+        self._learn_at = monotonic() + LEARN_SECONDS
+
     async def append(self, events: Mapping[str, Sequence[Event]]) -> None:
+        if any(event.type in RUN_ENDS for news in events.values() for event in news):
+            await self._learn_webhooks()
         entries = []
         unclear = []
         for run_id, news in events.items():
@@ -104,6 +128,7 @@ class RedisFeed:
             await self.catch_up(unclear)
 
     async def catch_up(self, run_ids: Sequence[str]) -> None:
+        await self._learn_webhooks()
         marks = await self._redis.call("ZMSCORE", _KEYS[1], *run_ids)
         entries = []
         for run_id, mark in zip(run_ids, marks, strict=True):

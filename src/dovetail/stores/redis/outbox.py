@@ -6,7 +6,7 @@ They are added by the script that adds the end of a run to the feed (`feed_appen
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -48,6 +48,22 @@ class RedisOutbox:
         content = orjson.dumps(notification._asdict())
         given: list[Argument] = [notification.id, repr(at), content]
         await self._redis.call_script(source("outbox_postpone"), _KEYS, given)
+
+    async def add(self, notification: Notification, at: float) -> None:
+        """Make it due then."""
+        content = orjson.dumps(notification._asdict())
+        await self._redis.call_many(
+            [
+                ("HSET", NOTIFICATIONS, notification.id, content),
+                ("ZADD", OUTBOX, repr(at), notification.id),
+            ]
+        )
+        self._added.set()
+
+    async def missing(self, ids: Sequence[str]) -> list[str]:
+        """The ones of these that are not there."""
+        known = await self._redis.call_many([("HEXISTS", NOTIFICATIONS, one) for one in ids])
+        return [one for one, is_there in zip(ids, known, strict=True) if not is_there]
 
     async def bury(self, notification: Notification, reason: str) -> None:
         await self._bury(dead_letter(notification, reason))

@@ -26,10 +26,13 @@ import orjson
 from dovetail.config import env_name
 from dovetail.core.errors import StoreError
 from dovetail.core.redaction import SecretFields
+from dovetail.core.webhooks import Notification
 from dovetail.engine.supervisor import supervise
-from dovetail.engine.views import timestamp
+from dovetail.engine.views import dead_letter_view, timestamp
+from dovetail.engine.webhooks import requeued
 from dovetail.redis_client.pipelined import Argument, PipelinedRedis, RedisError
 from dovetail.stores.redis.codec import source
+from dovetail.stores.redis.feed import NOTIFICATIONS, OUTBOX
 
 WORKERS = "wf:workers"
 SCHEMAS = "wf:schemas"
@@ -250,18 +253,31 @@ class WorkerRegistry:
     async def dead_letters(self) -> list[dict[str, Any]]:
         """Messages that were refused as malformed or poison, the newest first."""
         return [
-            {"letter_id": letter_id, **letter, "time": timestamp(letter.get("time"))}
-            for letter_id, letter in (
-                (_letter_id(text), orjson.loads(text)) for text in await self._letters()
-            )
+            dead_letter_view(_letter_id(text), orjson.loads(text)) for text in await self._letters()
         ]
 
     async def drop_dead_letter(self, letter_id: str) -> bool:
         """Whether it was there. Of two letters with the same text one goes."""
-        for text in await self._letters():
-            if _letter_id(text) == letter_id:
-                return bool(await self._redis.call("LREM", DEAD, 1, text))
-        return False
+        text = await self._letter(letter_id)
+        return text is not None and bool(await self._redis.call("LREM", DEAD, 1, text))
+
+    async def requeue_notification(self, letter_id: str, now: float) -> Notification | None:
+        text = await self._letter(letter_id)
+        if text is None or (found := requeued(orjson.loads(text))) is None:
+            return None
+        again = orjson.dumps(found._asdict())
+        # The letter goes last: if this process dies in between, it can be requeued once more.
+        await self._redis.call_many(
+            [
+                ("HSET", NOTIFICATIONS, found.id, again),
+                ("ZADD", OUTBOX, repr(now), found.id),
+                ("LREM", DEAD, 1, text),
+            ]
+        )
+        return found
+
+    async def _letter(self, letter_id: str) -> bytes | None:
+        return next((t for t in await self._letters() if _letter_id(t) == letter_id), None)
 
     async def _letters(self) -> list[bytes]:
         texts: list[bytes] = await self._redis.call("LRANGE", DEAD, 0, MAX_DEAD_LETTERS - 1)

@@ -24,7 +24,8 @@ class SqliteEventSource:
         self._store = store
         self._name = store.owner.name
         self._position = 0
-        self._next = ("", 0)
+        self._next: dict[str, int] = {}
+        """How many pieces of each log are exported once the last pages are."""
         self._until = 0.0
 
     async def leads(self, seconds: float) -> bool:
@@ -59,7 +60,12 @@ class SqliteEventSource:
         if position != self._position:
             await self._execute("set_export_position", self._position)
 
-    async def unexported(self, run_id: str, limit: int) -> UnexportedRun | None:
+    async def unexported(self, run_ids: Sequence[str], limit: int) -> list[UnexportedRun]:
+        self._next = {}
+        found = [self._page(run_id, limit) for run_id in run_ids]
+        return [page for page in found if page is not None]
+
+    def _page(self, run_id: str, limit: int) -> UnexportedRun | None:
         rows = self._store.rows("exported_pieces", run_id)
         if not rows:
             return None
@@ -73,12 +79,12 @@ class SqliteEventSource:
         events = [event for entry in entries for event in entry.events]
         if not events:
             return None
-        self._next = (run_id, pieces + len(part))
+        self._next[run_id] = pieces + len(part)
         return UnexportedRun(run_id, workflow, events, True)
 
-    async def exported(self, run: UnexportedRun) -> None:
-        run_id, pieces = self._next
-        await self._execute("set_exported", run_id, pieces)
+    async def exported(self, runs: Sequence[UnexportedRun]) -> None:
+        sql, rows = statements()["set_exported"], list(self._next.items())
+        await self._store.transact(lambda connection: connection.executemany(sql, rows) and None)
 
     async def news(self, seconds: float) -> None:
         news = asyncio.Event()

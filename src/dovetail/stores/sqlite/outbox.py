@@ -10,8 +10,8 @@ from typing import Any
 import orjson
 
 from dovetail.core.webhooks import Notification
-from dovetail.engine.views import timestamp
-from dovetail.engine.webhooks import dead_letter
+from dovetail.engine.views import dead_letter_view
+from dovetail.engine.webhooks import dead_letter, requeued
 from dovetail.stores.sqlite.file import statements
 from dovetail.stores.sqlite.store import SqliteStore
 
@@ -23,6 +23,8 @@ PAUSE_SECONDS = 0.02
 class SqliteOutbox:
     def __init__(self, store: SqliteStore) -> None:
         self._store = store
+        self._writes: list[tuple[str, tuple[Any, ...]]] = []
+        self._writing = asyncio.Lock()
 
     async def claim(self, now: float, until: float, limit: int) -> list[Notification]:
         rows = self._store.rows("due_notifications", now, limit)
@@ -78,18 +80,46 @@ class SqliteOutbox:
             str(number): orjson.loads(content)
             for number, content in self._store.rows("dead_letters", MAX_DEAD_LETTERS)
         }
-        return [
-            {"letter_id": letter_id, **letter, "time": timestamp(letter["time"])}
-            for letter_id, letter in letters.items()
-        ]
+        return [dead_letter_view(letter_id, letter) for letter_id, letter in letters.items()]
 
     async def drop_dead_letter(self, letter_id: str) -> bool:
         """Whether it was there."""
-        if not (letter_id.isascii() and letter_id.isdigit() and len(letter_id) < 16):
-            return False
-        sql, number = statements()["drop_dead_letter"], int(letter_id)
+        number = _number(letter_id)
+        sql = statements()["drop_dead_letter"]
         return bool(await self._store.transact(lambda c: c.execute(sql, (number,)).rowcount))
 
+    async def requeue_notification(self, letter_id: str, now: float) -> Notification | None:
+        number = _number(letter_id)
+
+        def move(connection: sqlite3.Connection) -> Notification | None:
+            sql = statements()
+            row = connection.execute(sql["dead_letter"], (number,)).fetchone()
+            found = None if row is None else requeued(orjson.loads(row[0]))
+            if found is not None:
+                again = (found.id, now, orjson.dumps(found._asdict()))
+                connection.execute(sql["add_notification"], again)
+                connection.execute(sql["drop_dead_letter"], (number,))
+            return found
+
+        moved: Notification | None = await self._store.transact(move)
+        return moved
+
     async def _execute(self, name: str, *values: Any) -> None:
-        sql = statements()[name]
-        await self._store.transact(lambda connection: connection.execute(sql, values) and None)
+        """In one transaction with what others write meanwhile. If it fails, one of them gets the
+        error; for all of them the claim ends, and the notification is sent again."""
+        self._writes.append((statements()[name], values))
+        async with self._writing:
+            writes, self._writes = self._writes, []
+
+            def write(connection: sqlite3.Connection) -> None:
+                for sql, row in writes:
+                    connection.execute(sql, row)
+
+            if writes:  # else another caller has written it
+                await self._store.transact(write)
+
+
+def _number(letter_id: str) -> int:
+    """Zero for what is no id of a letter."""
+    is_one = letter_id.isascii() and letter_id.isdigit() and len(letter_id) < 16
+    return int(letter_id) if is_one else 0

@@ -596,6 +596,9 @@ DELETE FROM dead_letters WHERE number <= (SELECT MAX(number) FROM dead_letters) 
 -- name: dead_letters
 SELECT number, content FROM dead_letters ORDER BY number DESC LIMIT ?;
 
+-- name: dead_letter
+SELECT content FROM dead_letters WHERE number = ?;
+
 -- name: drop_dead_letter
 DELETE FROM dead_letters WHERE number = ?;
 

@@ -526,7 +526,7 @@ class SqliteRecords(BaseRecords):
         found += outbox_findings(waiting, 0.0 if due is None else time.time() - due)
         if dead:
             what = counted(dead, "notification was given up", "notifications were given up")
-            fix = "see GET /api/v1/dead-letters; correct the receivers, their URLs or secrets"
+            fix = "see dovetail dead-letters list; correct the receivers, then requeue or drop them"
             found.append(DoctorFinding("dead letters", True, what, fix))
         if mode != "wal":
             fix = f"sqlite3 {path} 'PRAGMA journal_mode = WAL'"
