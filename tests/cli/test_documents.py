@@ -379,6 +379,29 @@ def test_on_redis_workers_extract_the_pages_of_a_document(
     assert set(desk.states(**env).values()) == {"completed"}, "whole, which is another result"
 
 
+def test_pages_that_two_models_extracted_are_extracted_again_by_the_same_command(
+    desk: DocumentsFolder, llm: LlmStub, redis_url: str
+) -> None:
+    env = {"DOVETAIL_REDIS_URL": redis_url, "DOVETAIL_LEASE_SECONDS": "1"}
+    work = ("worker", "--handlers", "dovetail.documents")
+    (desk.shell.directory / "in" / "acme.pdf").write_bytes(PAGED)
+    serving(desk, "orchestrator", until="started", **env)
+    first, _ = serving(desk, *work, until="started", **env, **llm.environment)
+    llm.behave(faults=[Fault("hangs", where="Second page")])
+    begun = desk.shell.start(*PROCESS, "--pages", **env)
+    desk.shell.wait_for(lambda: len(llm.calls()) == 3, "a page was never asked about")
+    desk.shell.wait_for(lambda: llm.at_once() == 1, "the other pages never ended")
+    first.kill()
+    llm.behave(faults=[])
+    serving(desk, *work, until="started", **env, **llm.environment | {"DOVETAIL_LLM_MODEL": "b"})
+    refused = ended(begun)
+    assert (refused.code, last(refused)[-8:]) == (1, "1 failed")
+    assert "extracted by model:b:pages and model:stub:pages" in refused.out
+    again = desk("--pages", **env)
+    assert (again.code, last(again)[-11:]) == (0, "1 completed"), again.out
+    assert [review.extractor for review in open_reviews(desk.out).list()] == ["model:b:pages"]
+
+
 # ── stopped, and started again ───────────────────────────────────────────────────────────
 
 

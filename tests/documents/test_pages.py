@@ -18,7 +18,7 @@ from dovetail.documents.reviews import open_reviews
 from dovetail.documents.tasks import batch_process_task
 
 from .found import context, extracted, statuses_by_runs
-from .making import LEFT, RIGHT, Mark, nested_forms, paragraph, pdf, row
+from .making import DRAWING, LEFT, RIGHT, Mark, nested_forms, paragraph, pdf, row, tesseract
 
 NO_LIMIT = {"gemini_api": {"rate_per_second": 10_000, "burst": 1000}}
 HEAD = [(LEFT, "Description"), (350, "Qty"), (440, "Unit price"), (RIGHT, "Amount")]
@@ -333,9 +333,7 @@ async def test_a_damaged_page_is_left_out_with_a_warning_and_a_blank_one_without
     assert run.status == "COMPLETED"
     found = run.outputs["extract"]
     assert (found["total"], found["pages"], len(found["line_items"])) == (177.5, 4, 5)
-    assert found["warnings"] == [
-        "1 of 4 pages are left out (2): a.pdf, page 2: the page is damaged"
-    ]
+    assert found["warnings"] == ["1 of 4 pages is left out (2): a.pdf, page 2: the page is damaged"]
 
 
 async def test_a_document_without_a_readable_page_fails_with_the_reason(
@@ -344,26 +342,38 @@ async def test_a_document_without_a_readable_page_fails_with_the_reason(
     run = await process(dt, with_a_damaged_page([[], []]), tmp_path)
     error = run.nodes["extract"].error
     assert (run.status, error["type"]) == ("FAILED", "corrupt")
-    assert error["message"] == "a.pdf, page 2: the page is damaged"
+    assert error["message"] == (
+        "none of its 2 pages gives any text: a.pdf, page 2: the page is damaged"
+    )
     run = await process(dt, pdf([[], []]), tmp_path)
-    assert run.nodes["extract"].error["type"] == "empty_file"
+    assert run.nodes["extract"].error == {
+        "type": "empty_file",
+        "message": "none of its 2 pages gives any text: a.pdf, page 1: there is no text in it",
+    }
 
 
-async def test_a_page_of_pictures_without_ocr_is_left_out(
-    dt: Dovetail, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("own_readers")
+@pytest.mark.parametrize("works_badly", [False, True], ids=["no tesseract", "one that fails"])
+async def test_a_page_of_pictures_fails_without_ocr_and_a_retry_reads_it_with_ocr(
+    works_badly: bool, dt: Dovetail, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = reading.ask_reader
-
-    def without_ocr(kind: str, data: bytes, path: Path) -> dict[str, Any]:
-        if kind == "pdf:2":
-            raise PermanentError(f"{path.name}: there is no 'tesseract'", type="no_ocr")
-        return real(kind, data, path)
-
-    monkeypatch.setattr(reading, "ask_reader", without_ocr)
-    run = await process(dt, pdf(invoice_pages()), tmp_path)
-    assert run.status == "COMPLETED"
-    (warning,) = run.outputs["extract"]["warnings"]
-    assert warning == "1 of 3 pages are left out (2): a.pdf, page 2: there is no 'tesseract'"
+    data = pdf([*invoice_pages(), DRAWING])
+    with monkeypatch.context() as before:
+        before.setenv("PATH", "/nowhere")
+        if works_badly:
+            tesseract(tmp_path, before, "echo no traineddata >&2; exit 1")
+        run = await process(dt, data, tmp_path, extractor="rules-1:pages")
+    error = run.nodes["extract_page"].error
+    assert (run.status, error["type"]) == ("FAILED", "no_ocr")
+    assert "item 3: a.pdf, page 4: " in error["message"]
+    reading._end_readers()  # they have the PATH of before
+    reading._start_anew()
+    tesseract(tmp_path, monkeypatch, 'cat > /dev/null; printf "Vendor: B\\nTotal due: EUR 200.00"')
+    await dt.retry(run.run_id)
+    again = await dt.wait(run.run_id, timeout=30)
+    assert (again.status, again.outputs["extract"]["total"]) == ("COMPLETED", 200.0)
+    started = [e.type async for e in dt.events(run.run_id) if e.node == "extract_page"]
+    assert started.count("node.cached") == 0
 
 
 async def test_a_page_that_never_ends_fails_the_document_and_is_named(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import time
 from collections import Counter
@@ -214,10 +215,10 @@ async def extract_page(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
     """Reads one page of the document and finds its fields, as `documents.extract` does.
 
     The config has the `page`, from 1, and may have the expected `sha256` and `extractor`. A page
-    that can never be read gives its error as `left_out`, so that the others are kept.
+    that no worker can read gives its error as `left_out`, so that the others are kept.
     """
     from dovetail.documents.extraction import extract as fields_of
-    from dovetail.documents.pages import LEFT_OUT, LEFT_OUT_KEY
+    from dovetail.documents.pages import BLANK, LEFT_OUT, LEFT_OUT_KEY
 
     page = config.get("page")
     if not isinstance(page, int) or isinstance(page, bool) or page < 1:
@@ -238,7 +239,7 @@ async def extract_page(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
     except PermanentError as error:
         if error.type not in LEFT_OUT:
             raise
-        ctx.log.warning("%s", error)
+        ctx.log.log(logging.INFO if error.type == BLANK else logging.WARNING, "%s", error)
         return {LEFT_OUT_KEY: {"type": error.type, "message": str(error)}}
     _check_extractor(config, found)
     if config.get("sha256") and config.get("extractor"):

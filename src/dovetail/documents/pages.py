@@ -21,11 +21,13 @@ CLEARLY_SURER = 0.2
 """By so much another page must be surer to decide a field."""
 DISPUTED = 0.5
 """The highest confidence of a field that pages contradict: a person looks at the document."""
-LEFT_OUT = frozenset({"corrupt", "empty_file", "no_ocr"})
-"""A page with such an error is left out: no further attempt would read it."""
+BLANK = "empty_file"
+"""The type of the error of a page without text."""
+LEFT_OUT = frozenset({"corrupt", BLANK})
+"""A page with such an error is left out: the same bytes give the same error, on every worker.
+`no_ocr` is not among them: another worker may have tesseract, and a retry may find it."""
 LEFT_OUT_KEY = "left_out"
 """In the output of such a page: the type and the message of its error."""
-_BLANK = "empty_file"
 _NO_TABLES = ("contract", "letter")
 _MAX_LISTED = 10
 _MAX_SHOWN = 60
@@ -215,20 +217,23 @@ class _Missing:
         self._messages.setdefault(kind, message)
 
     def warnings(self) -> list[str]:
-        """A blank page is no loss, so it gives none."""
+        """A blank page loses nothing, so it has no warning."""
         return [
-            f"{len(numbers)} of {self._count} pages are left out ({_listed(numbers)}): "
-            f"{self._messages[kind]}"
+            f"{len(numbers)} of {self._count} pages {'is' if len(numbers) == 1 else 'are'} left "
+            f"out ({_listed(numbers)}): {self._messages[kind]}"
             for kind, numbers in self._pages.items()
-            if kind != _BLANK
+            if kind != BLANK
         ]
 
     def error(self) -> PermanentError:
         """Why there is nothing to join; a blank page is the reason only if all are blank."""
-        kinds = sorted(self._pages, key=lambda kind: kind == _BLANK)
+        kinds = sorted(self._pages, key=lambda kind: kind == BLANK)
         if not kinds:
             return PermanentError("the document has no page", type="corrupt")
-        return PermanentError(self._messages[kinds[0]], type=kinds[0])
+        message = self._messages[kinds[0]]
+        if self._count > 1:
+            message = f"none of its {self._count} pages gives any text: {message}"
+        return PermanentError(message, type=kinds[0])
 
 
 def _listed(numbers: Sequence[int]) -> str:

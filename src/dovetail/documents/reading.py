@@ -414,15 +414,16 @@ def parse(data: bytes, path: Path, page: int | None = None) -> Reading:
     """
     kind = _kind(data, path)
     pages, warnings = 1, []
+    if kind != "pdf":
+        page = None
+    if page is not None:
+        path = path.with_name(f"{path.name}, page {page}")
     if kind == "txt":
         text = _decoded(data)
     else:
         if kind == "html":
             data = _decoded(data).encode("utf-8", "replace")
-        if kind == "pdf" and page is not None:
-            answer = ask_reader(f"pdf:{page}", data, path.with_name(f"{path.name}, page {page}"))
-        else:
-            answer = ask_reader(kind, data, path)
+        answer = ask_reader(kind if page is None else f"pdf:{page}", data, path)
         text, pages, warnings = answer["text"], answer["pages"], answer["warnings"]
     text = _clean(text)
     if not text:

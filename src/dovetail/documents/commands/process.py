@@ -363,6 +363,7 @@ class DocumentCounts(BatchCounts):
 
 
 EXTRACT = "extract"
+PAGES_WORKFLOW = "document_pages"
 MODULE = "dovetail.documents"
 MAX_ON_SERVER = 100
 """Documents in flight where each that is waited for holds a connection."""
@@ -577,6 +578,8 @@ class DocumentRuns:
                     if again.is_done:
                         return _done_before(entry.place, again)
                     continue  # what it wrote is gone, or has been overwritten: once more
+                if _has_pages_of_two_extractors(before):
+                    continue  # a retry keeps these pages, and would fail again
                 if before["finished_at"] is not None:
                     with suppress(Conflict):  # another process does the same
                         await commands.retry_run(run_id)
@@ -666,6 +669,15 @@ def trouble_of(run: Mapping[str, Any]) -> str:
 
 _TRIED_AGAIN = (NodeStatus.QUEUED, NodeStatus.RUNNING)
 _LONGEST_TROUBLE = 120
+
+
+def _has_pages_of_two_extractors(run: Mapping[str, Any]) -> bool:
+    """Whether `join_pages` has refused the pages: in the pipeline, a retry extracts again."""
+    error = run["error"] or {}
+    return bool(
+        run["workflow"] == PAGES_WORKFLOW
+        and (error.get("node"), error.get("type")) == (EXTRACT, "other_extractor")
+    )
 
 
 def _done_before(place: int, document: SourceDocument) -> DocumentOutcome:
