@@ -13,7 +13,7 @@ from dovetail import Dovetail, PermanentError, RetryableError, Run
 from dovetail.documents import PAGES, PIPELINE, extraction, reading
 from dovetail.documents.fields import MAX_LINE_ITEMS, Fields, LineItem
 from dovetail.documents.handlers import extract_page, split
-from dovetail.documents.pages import DISPUTED, Page, joined, merge
+from dovetail.documents.pages import DISPUTED, Page, join, merge
 from dovetail.documents.reviews import open_reviews
 from dovetail.documents.tasks import batch_process_task
 
@@ -139,7 +139,7 @@ def record(**changes: Any) -> dict[str, Any]:
 
 def test_a_single_page_is_the_document() -> None:
     whole = record(warnings=["a warning"])
-    assert joined([whole], "run-1") == {
+    assert join([whole], "run-1") == {
         **whole,
         "confidences": {
             **Fields.model_validate(
@@ -151,29 +151,29 @@ def test_a_single_page_is_the_document() -> None:
 
 def test_pages_of_other_runs_make_known_content_only_if_all_are() -> None:
     known = record(run_id="run-0", started_at=1.0)
-    assert joined([known, known], "run-1")["run_id"] == "run-0"
+    assert join([known, known], "run-1")["run_id"] == "run-0"
     mine = record(run_id="run-1", started_at=5.0)
-    found = joined([known, mine, record(run_id="run-1", started_at=4.0)], "run-1")
+    found = join([known, mine, record(run_id="run-1", started_at=4.0)], "run-1")
     assert (found["run_id"], found["started_at"]) == ("run-1", 4.0)
 
 
 def test_failed_pages_are_left_out_with_a_warning_where_a_definition_allows_them() -> None:
-    found = joined([record(), None, None], "run-1")
+    found = join([record(), None, None], "run-1")
     assert found["warnings"] == ["2 of 3 pages are left out (2, 3): its extraction failed"]
     with pytest.raises(PermanentError, match="its extraction failed"):
-        joined([None], "run-1")
+        join([None], "run-1")
 
 
 @pytest.mark.parametrize("given", [None, {}, [1], [{"type": "invoice"}], [{"left_out": 1}], "x"])
 def test_a_join_of_something_else_says_what_its_parent_must_be(given: Any) -> None:
     with pytest.raises(PermanentError, match=r"its one parent must be .* has for_each") as raised:
-        joined(given, "run-1")
+        join(given, "run-1")
     assert raised.value.type == "invalid_config"
 
 
 def test_pages_of_two_extractors_are_not_joined() -> None:
     with pytest.raises(PermanentError, match="extracted by model:a:pages and rules-1:pages"):
-        joined([record(extractor="rules-1:pages"), record(extractor="model:a:pages")], "run-1")
+        join([record(extractor="rules-1:pages"), record(extractor="model:a:pages")], "run-1")
 
 
 # --- PDFs that are split -----------------------------------------------------------------------

@@ -4,9 +4,9 @@ It runs in a process of its own (`reading.py` starts it, by path), because a par
 can crash or hang, and in a thread it would take the worker with it. Therefore it imports nothing
 of Dovetail and bounds its own memory.
 
-A request is a line with kind and length, then the bytes. Of a PDF also a part can be asked for: the
-kind `pdf:7` is its page 7, and `pdf:count` only counts its pages. An answer is a line with its
-length, then JSON. The process ends when the caller closes the pipe.
+A request is a line with kind and length, then the bytes. The kind `pdf:7` asks for page 7 of a PDF
+only, and `pdf:count` only for the number of its pages. An answer is a line with its length, then
+JSON. The process ends when the caller closes the pipe.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_CHARACTERS = 400_000
 """Twice what `reading.py` keeps."""
 MAX_PAGES = 300
 COUNT = "count"
-"""The part of a PDF that is only the number of its pages."""
+"""In the kind of a request, in place of a page: only the number of pages."""
 MAX_OCR_PAGES = 10
 OCR_SECONDS = 60
 OCR_DOTS_PER_INCH = 200
