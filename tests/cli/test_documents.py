@@ -18,7 +18,7 @@ import pytest
 
 from dovetail.cli.text import bare
 from dovetail.documents import PIPELINE
-from dovetail.documents.commands.process import DocumentCounts, trouble_of
+from dovetail.documents.commands.process import DocumentCounts, pages_of, trouble_of
 from dovetail.documents.metrics import begin
 from dovetail.documents.reviews import open_reviews
 
@@ -635,6 +635,18 @@ def test_the_log_says_why_the_longest_waiting_document_waits() -> None:
     tally.trouble = trouble_of({"nodes": nodes})
     assert bare(tally.standstill()).endswith("1 more; extract is tried again: busy: 429")
     assert trouble_of({"nodes": [{**nodes[0], "status": "FAILED"}, nodes[1]]}) == ""
+
+
+def test_the_log_says_how_many_pages_of_the_longest_waiting_document_are_done() -> None:
+    at_work = {"/in/a.pdf": None, "/in/b.pdf": None}
+    tally = DocumentCounts(10, at_work)
+    mapped = {"id": "extract_page", "items": {"total": 3000, "completed": 1200, "failed": 1}}
+    tally.pages = ("/in/a.pdf", pages_of({"nodes": [{"id": "split", "items": None}, mapped]}))
+    assert bare(tally.standstill()).endswith(" at a.pdf (1,201 of 3,000 pages) and 1 more")
+    del at_work["/in/a.pdf"]
+    assert bare(tally.standstill()).endswith(" at b.pdf"), "the count is that of another document"
+    assert pages_of({"nodes": [{**mapped, "items": None}]}) == ""
+    assert pages_of({"nodes": [{"id": "extract", "items": None}]}) == ""
 
 
 def test_a_path_named_on_the_command_line_may_be_anywhere(

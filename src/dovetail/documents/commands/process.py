@@ -305,6 +305,8 @@ class DocumentCounts(BatchCounts):
         """The rate limit, where there is something to limit."""
         self.trouble = ""
         """What keeps the one that has waited longest."""
+        self.pages: tuple[str, str] | None = None
+        """The path of that one, and how many of its pages are done."""
         self._at_work = at_work
         self._ends: deque[float] = deque(maxlen=RECENT)
         """When the last of them ended that were not done before."""
@@ -339,7 +341,11 @@ class DocumentCounts(BatchCounts):
 
     def _names(self) -> list[str]:
         # Another thread takes files away while this one paints: a list of them is made at once.
-        return [clip(plain(Path(path).name), _LONGEST_NAME) for path in [*self._at_work]]
+        paths = [*self._at_work]
+        names = [clip(plain(Path(path).name), _LONGEST_NAME) for path in paths]
+        if paths and self.pages is not None and self.pages[0] == paths[0]:
+            names[0] += f" ({self.pages[1]})"
+        return names
 
     def summary(self) -> str:
         order = (COMPLETED, CACHED, FAILED, CANCELLED)
@@ -362,7 +368,7 @@ class DocumentCounts(BatchCounts):
         return f"about {countdown(seconds)} left"
 
 
-EXTRACT = "extract"
+EXTRACT, EXTRACT_PAGE = "extract", "extract_page"
 PAGES_WORKFLOW = "document_pages"
 MODULE = "dovetail.documents"
 MAX_ON_SERVER = 100
@@ -628,9 +634,11 @@ class DocumentRuns:
                 limit = await commands.rate_limit(self.work.tag)
                 self.tally.calls_per_second = limit["rate_per_second"]
             await asyncio.sleep(CHECK_SECONDS)
-            oldest = next(iter(self._at_work.values()), None)
+            path, oldest = next(iter(self._at_work.items()), ("", None))
             run = None if oldest is None else await commands.get_run(oldest)
             self.tally.trouble = "" if run is None else trouble_of(run)
+            pages = "" if run is None else pages_of(run)
+            self.tally.pages = (path, pages) if pages else None
 
     # ── words ────────────────────────────────────────────────────────────────────────────
 
@@ -665,6 +673,14 @@ def trouble_of(run: Mapping[str, Any]) -> str:
             words = clip(plain(error_words(node["id"], node["error"])), _LONGEST_TROUBLE)
             return f"{node['id']} is tried again: {words}"
     return ""
+
+
+def pages_of(run: Mapping[str, Any]) -> str:
+    """How many pages of the document have ended; "" before it is split and without `--pages`."""
+    items = next((node["items"] for node in run["nodes"] if node["id"] == EXTRACT_PAGE), None)
+    if items is None:
+        return ""
+    return f"{items['completed'] + items['failed']:,} of {counted(items['total'], 'page')}"
 
 
 _TRIED_AGAIN = (NodeStatus.QUEUED, NodeStatus.RUNNING)
