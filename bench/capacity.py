@@ -1,7 +1,7 @@
 """What a run and a node cost each process, over Redis: CPU, bytes, memory, disk.
 
     ./dev bench --only capacity [--check] [--json > report.json]
-    .venv/bin/python bench/capacity.py report.json     # shows it, and keeps its costs
+    .venv/bin/python bench/capacity.py report.json     # shows it, keeps its costs and a round
 
 Every set-up has servers and services of its own and runs the same shapes, interleaved. The costs
 are fitted to the CPU times alone (capacity_model.py); the wall times are left to check the
@@ -78,14 +78,18 @@ def shapes() -> dict[str, Workload]:
     return {work.name: work for work in made}
 
 
-FITTED = ("single", "chain10", "fan8", "fan98", "layered10x10")
+FITTED = ("single", "chain10", "fan98", "layered10x10", "layered4x4")
 """The costs are fitted to the CPU of these. No time is in a fit."""
-HELD_OUT = ("diamonds", "layered4x4")
+HELD_OUT = ("diamonds", "fan8")
 """These only check the fit."""
 WITHOUT_ARCHIVE = {ARCHIVED: ONE, CLUSTER_ARCHIVED: CLUSTER}
 KEYS_APART = {CLUSTER: APART, CLUSTER_ARCHIVED: APART_ARCHIVED}
 """Where the costs of the shared keys of a cluster are measured."""
 MOST_ERROR = 0.2
+RECORD_FILE = Path(__file__).with_name("capacity_points.json")
+"""A round of the bench, which the simulation is tested with."""
+HTTP = "http"
+"""Single nodes that are triggered one by one over HTTP: each round has its own number of runs."""
 PROCESSES = ("redis", "orchestrator", "archiver", "worker", "client", "postgres", "api")
 SIZES = ("in", "out", "memory", "disk", "wal")
 IDLE_SECONDS = 3.0
@@ -343,12 +347,8 @@ def measure(count: int, warmup: int, say: Callable[[str], None]) -> dict[str, An
         rounds({job: job for job in jobs}, count=count, warmup=warmup, timed=keep)
         idle = {name: grouped(of.idle) for name, of in setups.items()}
     kept = {job: found[warmup:] for job, found in samples.items()}
-    raw = {
-        job: [asdict(one) for one in found]
-        for job, found in kept.items()
-        if not job.endswith(": http")  # those are pairs
-    }
-    return evaluated(kept) | {"idle": idle, "connections": connections, "samples": raw}
+    found = evaluated(kept) | {"idle": idle, "connections": connections}
+    return found | {"samples": condensed(kept, found["points"])}
 
 
 def connections_of(of: Setup) -> dict[str, float]:
@@ -497,6 +497,7 @@ def point(
         "use": statistics.median(cpu * work.runs / one.seconds / one.cores for one in samples),
         "cpu_ratio": predicted / cpu,
         "time_ratio": statistics.median(ratios),
+        "time_ratios": ratios,
         "limit": statistics.mode(limits),
         "held_out": work.name in HELD_OUT,
     }
@@ -513,13 +514,18 @@ def shard_of_keys() -> dict[str, int]:
     }
 
 
+def middle_of(samples: list[tuple[Sample, int]]) -> dict[str, float]:
+    """Of a run, where each round has its own number of runs."""
+    rows = [per_run([one], count) for one, count in samples]
+    return {what: statistics.median(row[what] for row in rows) for what in rows[0]}
+
+
 def http_costs(
     name: str, samples: list[tuple[Sample, int]], costs: Mapping[str, Cost]
 ) -> tuple[dict[str, float], dict[str, Any]]:
     """What a run costs if it is triggered alone over HTTP, in place of `run` of `Cost`."""
     shape = shape_of(shapes()["single"])
-    rows = [per_run([one], count) for one, count in samples]
-    spent = {what: statistics.median(row[what] for row in rows) for what in rows[0]}
+    spent = middle_of(samples)
     found = {
         what: max(0.0, value - replace(costs.get(what, NOTHING), run=0.0).of(shape))
         for what, value in spent.items()
@@ -548,6 +554,7 @@ def http_costs(
         ),
         "cpu_ratio": 1.0,
         "time_ratio": statistics.median(ratios),
+        "time_ratios": ratios,
         "limit": outcome.limit,
         "held_out": False,
     }
@@ -622,18 +629,57 @@ def _prices(cost: Mapping[str, float], unit: float, form: str) -> str:
     return "".join(f"{unit * value:{form}}" for value in values)
 
 
+def rounded(value: Any) -> Any:
+    """With four digits."""
+    if isinstance(value, dict):
+        return {name: rounded(one) for name, one in value.items()}
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
 def kept(report: Mapping[str, Any]) -> dict[str, Any]:
-    """What the calculator needs of a report, with four digits."""
-
-    def rounded(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: rounded(one) for name, one in value.items()}
-        return float(f"{value:.4g}") if isinstance(value, float) else value
-
+    """What the calculator needs of a report."""
     parts = ("costs", "alone", "http", "get", "idle", "connections")
     capacity = {part: report["capacity"][part] for part in parts}
     found: dict[str, Any] = rounded({"environment": report["environment"]} | capacity)
     return found
+
+
+def condensed(samples: Mapping[str, list[Any]], points: list[dict[str, Any]]) -> dict[str, Any]:
+    """One round of each job: CPU and bytes as `per_run` has them, time and cores of the round whose
+    simulated time was off by the amount in the middle."""
+    ratios = {f"{one['setup']}: {one['shape']}": one["time_ratios"] for one in points}
+    found = {}
+    for job, rows in samples.items():
+        shape = job.partition(": ")[2]
+        runs = GETS if shape == "get" else 0 if shape == HTTP else shapes()[shape].runs
+        pairs = rows if shape == HTTP else [(one, runs) for one in rows]
+        spent = middle_of(pairs) if shape == HTTP else per_run(rows, runs)
+        order = ratios.get(job) or [one.seconds for one, _ in pairs]
+        ordered = sorted(range(len(pairs)), key=lambda at, order=order: order[at])
+        middle, count = pairs[ordered[(len(pairs) - 1) // 2]]
+        total = {what: value * count for what, value in spent.items()}
+        found[job] = asdict(Sample(middle.seconds, middle.cores, total)) | {"runs": count}
+    return found
+
+
+def restored(record: Mapping[str, Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Samples for `evaluated`."""
+    found: dict[str, list[Any]] = {}
+    for job, one in record.items():
+        sample = Sample(one["seconds"], one["cores"], one["spent"])
+        found[job] = [(sample, one["runs"])] if job.endswith(f": {HTTP}") else [sample]
+    return found
+
+
+def recorded() -> dict[str, Any]:
+    """What the bench makes of the round that is kept."""
+    return evaluated(restored(json.loads(RECORD_FILE.read_text())["samples"]))
+
+
+def write_record(environment: Mapping[str, Any], samples: Mapping[str, Any]) -> None:
+    lines = ",\n".join(f"{json.dumps(job)}: {json.dumps(rounded(samples[job]))}" for job in samples)
+    about = json.dumps(environment)
+    RECORD_FILE.write_text(f'{{"environment": {about}, "samples": {{\n{lines}\n}}}}\n')
 
 
 def main() -> None:
@@ -642,6 +688,8 @@ def main() -> None:
     report = json.loads(Path(sys.argv[1]).read_text())
     print(table(report["capacity"]))
     COSTS_FILE.write_text(json.dumps(kept(report), indent=1) + "\n")
+    write_record(report["environment"], report["capacity"]["samples"])
+    print("\nbench/capacity_page.py prints the tables of docs/scaling.md")
 
 
 if __name__ == "__main__":

@@ -499,6 +499,12 @@ class Plan:
     wal_mb_per_second: float
     network_mb_per_second: float
 
+    @property
+    def connections(self) -> float:
+        """To each server of Redis."""
+        processes = self.api_servers + self.orchestrators + self.workers
+        return REDIS_CONNECTIONS * processes / self.installations
+
 
 def plan(demand: Demand, measured: Measured) -> Plan:
     """Everything is sized for the busiest time, with each core used no more than `use`."""
@@ -632,7 +638,7 @@ def shown(made: Plan, measured: Measured) -> str:
         ("orchestrators", f"{made.orchestrators:,}"),
         ("workers", f"{made.workers:,}"),
         ("cores used", ", ".join(f"{name} {used:.1f}" for name, used in made.cores.items())),
-        ("finished runs in Redis", f"{_time(made.retention_days)}, {made.redis_gb:,.1f} GB"),
+        ("finished runs in Redis", f"{shown_time(made.retention_days)}, {made.redis_gb:,.1f} GB"),
         ("traffic of Redis", f"{made.network_mb_per_second:,.1f} MB/s"),
     ]
     if demand.archive:
@@ -642,15 +648,13 @@ def shown(made: Plan, measured: Measured) -> str:
         hot = sorted(made.hot_keys.items(), key=lambda one: -one[1])[:3]
         keys = ", ".join(f"{name} {used:.2f}" for name, used in hot)
         rows.append(("cores of the hottest keys", keys))
-    processes = made.api_servers + made.orchestrators + made.workers
-    connections = REDIS_CONNECTIONS * processes / made.installations
-    rows.append(("connections", f"{connections:,.0f} to each server of Redis"))
+    rows.append(("connections", f"{made.connections:,.0f} to each server of Redis"))
     passed = [name for most, name in limits(demand, measured) if most <= demand.nodes_per_day]
     rows.append(("more than", "; ".join(passed) or "nothing: one of each is enough"))
     return "\n".join(f"{name:28} {value}" for name, value in rows)
 
 
-def _time(days: float) -> str:
+def shown_time(days: float) -> str:
     return f"{days:.1f} days" if days >= 1 else f"{24 * days:.1f} hours"
 
 

@@ -1,6 +1,7 @@
 """The capacity part of the benchmark: the fit, the simulation and the calculator, without servers.
 
-How exact the simulation is, `./dev bench --only capacity --check` says.
+The simulation is compared with a round that `bench/capacity_points.json` keeps; `./dev bench
+--only capacity --check` measures again.
 """
 
 from __future__ import annotations
@@ -20,21 +21,22 @@ PAGE = ROOT / "docs" / "scaling.md"
 COMMAND = "$ .venv/bin/python bench/capacity_model.py "
 
 
-@pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Any]:
     """The scripts of bench/ as modules."""
-    monkeypatch.syspath_prepend(ROOT / "bench")
-    yield import_module("capacity")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(ROOT / "bench")
+        yield import_module("capacity")
     for path in (ROOT / "bench").glob("*.py"):
         sys.modules.pop(path.stem, None)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def model(bench: Any) -> Any:
     return import_module("capacity_model")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def measured(model: Any) -> Any:
     return model.Measured.read(model.COSTS_FILE)
 
@@ -116,6 +118,27 @@ def test_the_archive_begins_after_its_delay_and_is_waited_for(model: Any) -> Non
     assert found.seconds == pytest.approx(model.ARCHIVE_DELAY_SECONDS, rel=0.01)
     assert found.busy["postgres 0"] == pytest.approx(1e-3)
     assert found.limit == "waiting"
+
+
+@pytest.fixture(scope="module")
+def points(bench: Any) -> Any:
+    """Of the round that is kept."""
+    return bench.recorded()["points"]
+
+
+def test_the_simulation_reproduces_every_measured_point_within_20_percent(
+    bench: Any, points: Any
+) -> None:
+    shapes = [name for name in bench.shapes() if name != "alone"]
+    over_http = {(setup, bench.HTTP) for setup in (bench.ONE, bench.ARCHIVED)}
+    places = {(point["setup"], point["shape"]): point for point in points}
+    assert (
+        places.keys() == {(one, shape) for one in bench.SIMULATED for shape in shapes} | over_http
+    )
+    for (setup, shape), point in places.items():
+        assert point["time_ratio"] == pytest.approx(1, abs=0.2), f"{setup}: {shape}"
+        if shape != "payload":
+            assert point["cpu_ratio"] == pytest.approx(1, abs=0.2), f"{setup}: {shape}"
 
 
 # --- the calculator ----------------------------------------------------------------------------
@@ -209,12 +232,31 @@ def test_the_page_shows_what_the_calculator_prints(
     model: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     blocks = [block for block in PAGE.read_text().split("```")[1::2] if COMMAND in block]
-    assert len(blocks) >= 4
+    assert len(blocks) == 2
     for block in blocks:
         command, _, output = block.partition(COMMAND)[2].partition("\n")
         monkeypatch.setattr(sys, "argv", ["capacity_model.py", *shlex.split(command)])
         model.main()
         assert capsys.readouterr().out == output, command
+
+
+def test_the_page_has_the_tables_of_the_kept_prices(bench: Any, points: Any) -> None:
+    text = PAGE.read_text()
+    made = list(import_module("capacity_page").tables(points))
+    assert len(made) == 6
+    for table in made:
+        assert table in text, f"bench/capacity_page.py prints another one:\n{table}"
+
+
+def test_the_worst_case_of_100_million_nodes_takes_the_same_fleet(
+    model: Any, measured: Any
+) -> None:
+    for nodes in (1e6, 1e8):
+        usual, worst = (
+            model.plan(model.Demand(nodes, alone=alone), measured) for alone in (False, True)
+        )
+        for part in ("installations", "shards", "api_servers", "orchestrators", "workers"):
+            assert getattr(usual, part) == getattr(worst, part), part
 
 
 # --- the report --------------------------------------------------------------------------------
@@ -256,6 +298,11 @@ def test_a_report_is_made_of_samples(bench: Any, model: Any, monkeypatch: Any) -
         *("one", "one, 2 + 2", "archived", "cluster, 2 + 2", "cluster, 2 + 2, archived")
     }
     assert all(point["cpu_ratio"] > 0 for point in found["points"])
+    record = bench.condensed(samples, found["points"])
+    again = bench.evaluated(bench.restored(record))
+    assert again["costs"] == found["costs"]
+    for one, other in zip(again["points"], found["points"], strict=True):
+        assert one["time_ratio"] == pytest.approx(other["time_ratio"])
     assert "cluster, 2 + 2, archived" in bench.table(found)
     verdicts = bench.verdicts(found, lambda what, found, wanted, reached: {"reached": reached})
     assert [one["reached"] for one in verdicts][1] is False  # the times are made up

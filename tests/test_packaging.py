@@ -17,7 +17,9 @@ from trove_classifiers import classifiers
 from .pages import ROOT
 
 ADDRESS = "https://code.example/team/dovetail"
+VENDOR = ROOT / "src" / "dovetail" / "web" / "vendor"
 LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
+IMAGE = re.compile(r"!\[[^\]]+\]\(([^)\s]+)\)")
 
 
 def built(folder: Path, address: str) -> Message:
@@ -38,6 +40,8 @@ def built(folder: Path, address: str) -> Message:
         (points,) = [name for name in names if name.endswith("entry_points.txt")]
         assert "dovetail = dovetail.pytest_plugin" in wheel.read(points).decode()
         assert "dovetail/py.typed" in names
+        licences = {name.rpartition("/")[2] for name in names if "dist-info/licenses" in name}
+        assert licences == {"LICENSE"} | {path.name for path in VENDOR.glob("*.LICENSE")}
         assert not any(name.startswith(("tests/", "tools/")) for name in names)
         return Parser().parsestr(wheel.read(metadata).decode())
 
@@ -54,6 +58,7 @@ def test_an_index_page_has_words_classifiers_and_links_that_lead_somewhere(
     text = found.get_payload()
     assert isinstance(text, str)
     assert text.startswith("# Dovetail")
+    assert all(f"`{extra}`" in text for extra in found.get_all("Provides-Extra", []))
     elsewhere = [link for link in LINK.findall(text) if not link.startswith("#")]
     assert all(link.startswith("https://") for link in elsewhere)
     urls = dict(entry.split(", ") for entry in found.get_all("Project-URL", []))
@@ -61,5 +66,10 @@ def test_an_index_page_has_words_classifiers_and_links_that_lead_somewhere(
     assert all(url.startswith(ADDRESS) for url in urls.values())
     for link in elsewhere:
         if link.startswith(ADDRESS):
-            path = re.sub(r"^.*/blob/v[^/]+/([^#]+).*$", r"\1", link)
+            path = re.sub(r"^.*/(?:blob|raw)/v[^/]+/([^#]+).*$", r"\1", link)
             assert (ROOT / path).exists(), link
+    # The page of a file would be no picture, and a picture without an address none either.
+    images = IMAGE.findall(text)
+    assert bool(images) is bool(address)
+    assert all(image.startswith(f"{ADDRESS}/raw/") for image in images)
+    assert len(images) == len(re.findall(r"^!", text, re.MULTILINE))

@@ -3,7 +3,7 @@
 Hatchling calls it when it builds. A link to another page of the checkout works on an index page
 only with an address. Set DOVETAIL_REPOSITORY_URL when you build a release, as in
 https://host/owner/dovetail: the links then lead there, and the project has its urls. Without it
-the links become plain text.
+the links become plain text, and images are left out.
 """
 
 from __future__ import annotations
@@ -16,13 +16,17 @@ from typing import Any
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 VARIABLE = "DOVETAIL_REPOSITORY_URL"
-_LINK = re.compile(r"\[([^\]]+)\]\((?!https?://|#|mailto:)([^)\s]+)\)")
+_OURS = r"\((?!https?://|#|mailto:)([^)\s]+)\)"
+_LINK = re.compile(rf"\[([^\]]+)\]{_OURS}")
+_IMAGE = re.compile(rf"!\[([^\]]*)\]{_OURS}")
+_LINE_OF_IMAGE = re.compile(rf"^{_IMAGE.pattern}\n\n", re.MULTILINE)
 
 
 def index_readme(text: str, address: str, version: str) -> str:
-    """The README with links to its neighbours made absolute, or removed."""
+    """The README with links and images of the checkout made absolute, or removed."""
     if not address:
-        return _LINK.sub(r"\1", text)
+        return _LINK.sub(r"\1", _LINE_OF_IMAGE.sub("", text))
+    text = _IMAGE.sub(rf"![\1]({address}/raw/v{version}/\2)", text)
     return _LINK.sub(rf"[\1]({address}/blob/v{version}/\2)", text)
 
 

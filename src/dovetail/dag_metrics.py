@@ -17,6 +17,8 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 
 MAX_DAGS = 1000
 """Names of DAGs that are counted; later ones are counted under `OTHER`. Definitions that others
 send to `run_dag` may have any names."""
+MAX_STEPS = 10_000
+"""Steps of all DAGs that are counted by their names, for the same reason."""
 OTHER = "(other)"
 
 _metrics: _DagMetrics | None = None
@@ -48,6 +50,7 @@ class _DagMetrics:
             buckets=SECONDS,
         )
         self._names: set[str] = set()
+        self._steps_named: set[tuple[str, str]] = set()
 
     def count(self, run: RunState) -> None:
         name = run.graph.name
@@ -59,9 +62,19 @@ class _DagMetrics:
         for spec, node in zip(run.graph.nodes, run.nodes, strict=True):
             if node.status is NodeStatus.COMPLETED and not node.attempt:
                 continue  # of an earlier execution that is resumed
-            step = OTHER if name == OTHER else spec.id
+            step = self._step(name, spec.id)
             self._steps.labels(name, step, node.status.value).inc()
             if node.attempt > 1:
                 self._retries.labels(name, step).inc(node.attempt - 1)
             if node.started_at is not None and node.finished_at is not None:
                 self._seconds.labels(name, step).observe(node.finished_at - node.started_at)
+
+    def _step(self, dag: str, step: str) -> str:
+        """Its name as a label."""
+        if dag == OTHER:
+            return OTHER
+        if (dag, step) not in self._steps_named:
+            if len(self._steps_named) >= MAX_STEPS:
+                return OTHER
+            self._steps_named.add((dag, step))
+        return step

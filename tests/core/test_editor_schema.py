@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -153,3 +154,26 @@ def test_fields_have_the_words_that_an_editor_shows() -> None:
     assert call["properties"]["url"]["description"].startswith("http://, https://")
     methods = call["properties"]["method"]["anyOf"][0]["enum"]
     assert methods[0] == "GET"
+
+
+def described(part: Any, place: str = "") -> Iterator[tuple[str, bool]]:
+    """The fields of a schema, and whether an editor has words to show for each."""
+    if isinstance(part, list):
+        for one in part:
+            yield from described(one, place)
+    elif isinstance(part, dict):
+        for name, field in part.get("properties", {}).items():
+            yield f"{place}.{name}", "description" in field
+        for word in ("properties", "$defs"):
+            for name, one in part.get(word, {}).items():
+                yield from described(one, f"{place}.{name}")
+        for word in ("anyOf", "items", "additionalProperties"):
+            yield from described(part.get(word), place)
+
+
+def test_every_field_of_a_definition_and_of_a_config_of_ours_has_words() -> None:
+    users = ("config.mine", "config.count_words")
+    ours = {name: one for name, one in SCHEMA["$defs"].items() if not name.startswith(users)}
+    found = dict(described({**SCHEMA, "$defs": ours}))
+    assert found[".config.llm_service.messages.role"]
+    assert [place for place, has_words in found.items() if not has_words] == []

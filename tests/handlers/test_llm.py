@@ -165,8 +165,9 @@ class TestTheEndpoint:
             await ask(at(server), ctx, prompt="x")
         assert failed.value.type == "too_large"
 
-    async def test_with_an_invalid_address_names_the_setting(self, ctx):
-        settings = Settings(llm_base_url="http://h:99999/", llm_model="m")
+    @pytest.mark.parametrize("address", ["http://h:99999/", "http://[h/v1"])
+    async def test_with_an_invalid_address_names_the_setting(self, ctx, address: str):
+        settings = Settings(llm_base_url=address, llm_model="m")
         with pytest.raises(PermanentError, match="DOVETAIL_LLM_BASE_URL: the url is not valid"):
             await ask(settings, ctx, prompt="x")
 

@@ -64,5 +64,14 @@ def test_steps_are_counted_once_a_program_asks_for_it(tmp_path: Path) -> None:
     assert value("dovetail_step_duration_seconds_count", step="b") == 2
 
 
+def test_names_of_dags_and_steps_are_bounded(tmp_path: Path) -> None:
+    limits = "import dovetail.dag_metrics as m; m.MAX_DAGS, m.MAX_STEPS = 1, 2; step_metrics()"
+    found = counted(limits, tmp_path)
+    steps = {dict(labels).get("step") for _, labels in found} - {None}
+    assert steps == {"a", "b", "(other)"}
+    totals = [value for (name, _), value in found.items() if name == "dovetail_steps_total"]
+    assert sum(totals) == 5
+
+
 def test_nothing_is_counted_otherwise(tmp_path: Path) -> None:
     assert counted("", tmp_path) == {}

@@ -179,12 +179,17 @@ class Partner:
 
     def __enter__(self) -> Partner:
         self.headers: list[dict[str, str]] = []
+        self.let_go = threading.Event()
+        """Until it is set, a request for `/slow` gets no reply."""
         partner = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 partner.headers.append({k.lower(): v for k, v in self.headers.items()})
                 self.rfile.read(int(self.headers.get("content-length", "0")))
+                if self.path.startswith("/slow"):
+                    partner.let_go.wait(SECONDS)
+                    return
                 answer = json.dumps(ANSWER).encode()
                 self.send_response(404 if self.path == "/none" else 200)
                 self.send_header("Content-Length", str(len(answer)))
@@ -201,6 +206,7 @@ class Partner:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.let_go.set()
         self._server.shutdown()
         self._server.server_close()
 
@@ -209,6 +215,12 @@ ANSWER = {
     "model": "model-1-2026",
     "choices": [{"message": {"content": "hello"}}],
     "usage": {"prompt_tokens": 20, "completion_tokens": 3, "total_tokens": 23},
+}
+CALLS = "gen_ai_client_operation_duration_seconds_count"
+MODEL_LABELS = {
+    "gen_ai_operation_name": "chat",
+    "gen_ai_provider_name": "openai",
+    "gen_ai_request_model": "model-1",
 }
 
 
@@ -261,20 +273,40 @@ def test_calls_to_other_services_are_client_spans_with_their_attributes(
         "gen_ai.usage.input_tokens": 20,
         "gen_ai.usage.output_tokens": 3,
         "server.address": "127.0.0.1",
+        "server.port": partner.port,
     }
     sent = [headers["traceparent"] for headers in partner.headers]
     assert sent == [f"00-{trace_id}-{span.span_id}-01" for span in calls]
-    labels = {
-        "gen_ai_operation_name": "chat",
-        "gen_ai_provider_name": "openai",
-        "gen_ai_request_model": "model-1",
-    }
     usage = "gen_ai_client_token_usage"
-    assert page(f"{usage}_sum", gen_ai_token_type="input", **labels) == 20
-    assert page(f"{usage}_sum", gen_ai_token_type="output", **labels) == 3
-    assert page(f"{usage}_bucket", gen_ai_token_type="output", le="4.0", **labels) == 1
-    took = "gen_ai_client_operation_duration_seconds_count"
-    assert page(took, error_type="", **labels) == 1
+    assert page(f"{usage}_sum", gen_ai_token_type="input", **MODEL_LABELS) == 20
+    assert page(f"{usage}_sum", gen_ai_token_type="output", **MODEL_LABELS) == 3
+    assert page(f"{usage}_bucket", gen_ai_token_type="output", le="4.0", **MODEL_LABELS) == 1
+    assert page(CALLS, error_type="", **MODEL_LABELS) == 1
+
+
+def test_calls_that_a_cancel_ends_are_spans_with_an_error(
+    services: Services, receiver: Receiver
+) -> None:
+    trace_id = "7d" * 16
+    with Partner() as partner:
+        api = services.serve(
+            DOVETAIL_ALLOW_PRIVATE_ADDRESSES="127.0.0.1/32",
+            DOVETAIL_LLM_BASE_URL=f"{partner.url}/slow",
+            DOVETAIL_LLM_MODEL="model-1",
+            **tracing_to(receiver),
+        )
+        asks = node("ask", "llm_service", config={"prompt": "hi"})
+        run_id = api.run(asks, headers=traceparent(trace_id))
+        wait_for(lambda: partner.headers, "the request")
+        api.http.post(f"/api/v1/runs/{run_id}/cancel")
+        assert api.ended(run_id)["status"] == "CANCELLED"
+        receiver.wait(lambda: len(receiver.trace(trace_id)) == 5, "five spans")
+        page = api.page()
+    spans = by_name(receiver.trace(trace_id))
+    for name in ("POST", "chat model-1"):
+        assert spans[name].failed
+        assert spans[name].attributes["error.type"] == "CancelledError"
+    assert page(CALLS, error_type="CancelledError", **MODEL_LABELS) == 1
 
 
 def test_a_trace_setting_that_cannot_work_stops_the_start_with_a_fix(

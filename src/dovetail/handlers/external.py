@@ -169,7 +169,9 @@ class ExternalConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     url: str = Field(description="http://, https://, or mock:// for an offline echo")
-    method: Annotated[Method, BeforeValidator(_upper), WithJsonSchema(_METHODS)] = "GET"
+    method: Annotated[Method, BeforeValidator(_upper), WithJsonSchema(_METHODS)] = Field(
+        default="GET", description="the request's method, in any case"
+    )
     headers: dict[str, Scalar] = Field(
         default={}, description="sent beside our own; may have secrets"
     )

@@ -257,7 +257,9 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     role: str = Field(min_length=1, description="system, user, assistant, …")
-    content: str | list[dict[str, Any]] | None = None
+    content: str | list[dict[str, Any]] | None = Field(
+        default=None, description="a text, or a list of parts, such as text and images"
+    )
 
 
 FormatType = Literal["text", "json_object", "json_schema"]
@@ -278,14 +280,23 @@ class ResponseFormat(BaseModel):
         return self
 
 
-_FORMAT_TYPES: dict[str, Any] = {"enum": [*get_args(FormatType)]}
+_FORMAT_TYPES: dict[str, Any] = {
+    "enum": [*get_args(FormatType)],
+    "description": "the kind of text to answer with",
+}
 # A text is the type alone.
 _FORMAT: dict[str, Any] = {
     "anyOf": [
         _FORMAT_TYPES,
         {
             "type": "object",
-            "properties": {"type": _FORMAT_TYPES, "json_schema": {"type": ["object", "null"]}},
+            "properties": {
+                "type": _FORMAT_TYPES,
+                "json_schema": {
+                    "type": ["object", "null"],
+                    "description": "with type json_schema: an object with name and schema",
+                },
+            },
             "required": ["type"],
             "additionalProperties": False,
         },
@@ -306,8 +317,16 @@ class LlmConfig(BaseModel):
         default=None, min_length=1, description="a whole conversation, instead of prompt"
     )
     model: str | None = Field(default=None, description="instead of DOVETAIL_LLM_MODEL")
-    temperature: float | None = Field(default=None, ge=0, le=2, allow_inf_nan=False)
-    max_tokens: int | None = Field(default=None, ge=1)
+    temperature: float | None = Field(
+        default=None,
+        ge=0,
+        le=2,
+        allow_inf_nan=False,
+        description="0: always the likeliest words; higher: more variety",
+    )
+    max_tokens: int | None = Field(
+        default=None, ge=1, description="how long the answer may be, in tokens"
+    )
     response_format: Annotated[
         ResponseFormat | None, BeforeValidator(_as_format), WithJsonSchema(_FORMAT)
     ] = Field(default=None, description="text, json_object, or json_schema with its schema")
@@ -392,8 +411,8 @@ _PROVIDERS = {
 def _asked(settings: Settings, config: LlmConfig, model: str) -> dict[str, Any]:
     base = settings.llm_base_url
     wanted = config.response_format
-    parts = None if base is None else urlsplit(base)
-    host = "" if parts is None else parts.hostname or ""
+    server = {} if base is None else _server_of(base)
+    host = server.get("server.address", "")
     found = (name for end, name in _PROVIDERS.items() if f".{host}".endswith(f".{end}"))
     attributes: dict[str, Any] = {
         "gen_ai.operation.name": "chat",
@@ -402,10 +421,18 @@ def _asked(settings: Settings, config: LlmConfig, model: str) -> dict[str, Any]:
         "gen_ai.request.temperature": config.temperature,
         "gen_ai.request.max_tokens": config.max_tokens,
         "gen_ai.output.type": "json" if wanted and wanted.type != "text" else "text",
+        **server,
     }
-    if parts is not None:
-        attributes |= {"server.address": host}
     return {name: value for name, value in attributes.items() if value is not None}
+
+
+def _server_of(base: str) -> dict[str, Any]:
+    try:
+        parts = urlsplit(base)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError:  # `_endpoint` says what is wrong with it
+        return {}
+    return {"server.address": parts.hostname or "", "server.port": port}
 
 
 async def _answer(

@@ -202,7 +202,13 @@ class Tracing:
             record_exception=False,
             set_status_on_exception=False,
         ) as span:
-            yield TracedClientCall(span)
+            call = TracedClientCall(span)
+            try:
+                yield call
+            except BaseException as error:  # also the end of a node's time
+                if not call.has_failed:
+                    call.failed(type(error).__name__)
+                raise
 
     # ── a request ────────────────────────────────────────────────────────────────────────
 
@@ -228,6 +234,7 @@ class TracedClientCall(ClientCall):
     def __init__(self, span: Span) -> None:
         self._span = span
         self.headers = {"traceparent": traceparent(span.get_span_context())}
+        self.has_failed = False
 
     def answered(self, attributes: Mapping[str, Any]) -> None:
         for name, value in attributes.items():
@@ -235,6 +242,7 @@ class TracedClientCall(ClientCall):
                 self._span.set_attribute(name, value)
 
     def failed(self, kind: str) -> None:
+        self.has_failed = True
         self._span.set_attribute("error.type", kind)
         self._span.set_status(Status(StatusCode.ERROR))
 
