@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from dovetail import Context, Dovetail, RetryableError, handler
 from dovetail.cli.text import bare
-from dovetail.documents import PIPELINE
-from dovetail.documents.commands.process import DocumentCounts, pages_of, trouble_of
+from dovetail.documents import PAGES, PIPELINE
+from dovetail.documents.commands.process import DocumentCounts, pages_of, trouble_now, trouble_of
 from dovetail.documents.metrics import begin
 from dovetail.documents.reviews import open_reviews
 
@@ -632,9 +634,37 @@ def test_the_log_says_why_the_longest_waiting_document_waits() -> None:
         {"id": "extract", "status": "QUEUED", "error": {"type": "busy", "message": "429"}},
         {"id": "save_json", "status": "PENDING", "error": None},
     ]
-    tally.trouble = trouble_of({"nodes": nodes})
+    tally.trouble = trouble_of(nodes)
     assert bare(tally.standstill()).endswith("1 more; extract is tried again: busy: 429")
-    assert trouble_of({"nodes": [{**nodes[0], "status": "FAILED"}, nodes[1]]}) == ""
+    assert trouble_of([{**nodes[0], "status": "FAILED"}, nodes[1]]) == ""
+
+
+async def test_the_log_says_why_a_page_of_the_longest_waiting_document_waits(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "a.pdf"
+    path.write_bytes(PAGED)
+    failing = {**yaml.safe_load(PAGES.read_text()), "name": "failing"}
+    (pages,) = (node for node in failing["nodes"] if node["id"] == "extract_page")
+    pages["handler"] = "busy"
+    pages.pop("resource_tag")
+
+    @handler("busy", max_retries=3)
+    async def busy(config: dict[str, Any], ctx: Context) -> None:
+        if config["page"] == 2:
+            raise RetryableError("429", type="busy", after=600)
+
+    handlers = ["dovetail.documents", busy]
+    async with Dovetail(tmp_path / "runs.db", handlers=handlers) as dt:
+        run = await dt.trigger(failing, {"document_id": "a", "file_path": str(path)})
+        async for event in dt.events(run.run_id):
+            if event.type == "node.retrying":
+                break
+        commands = dt._commands
+        found = await commands.get_run(run.run_id)
+        assert await trouble_now(commands, found) == "page 2 is tried again: busy: 429"
+        await dt.cancel(run.run_id)
+        assert await trouble_now(commands, await commands.get_run(run.run_id)) == ""
 
 
 def test_the_log_says_how_many_pages_of_the_longest_waiting_document_are_done() -> None:

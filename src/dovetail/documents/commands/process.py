@@ -376,6 +376,8 @@ MAX_ON_SERVER = 100
 MAX_QUEUED = 10_000
 """Documents that were read ahead and wait for their run: they make the estimate better."""
 READ_AT_ONCE = 32
+WATCHED_PAGES = 20
+"""So many pages that wait are looked at for an error: as many as may run at once."""
 CHECK_SECONDS = 2.0
 """Between two checks of the rate limit and of the oldest run, for the view."""
 
@@ -636,7 +638,7 @@ class DocumentRuns:
             await asyncio.sleep(CHECK_SECONDS)
             path, oldest = next(iter(self._at_work.items()), ("", None))
             run = None if oldest is None else await commands.get_run(oldest)
-            self.tally.trouble = "" if run is None else trouble_of(run)
+            self.tally.trouble = "" if run is None else await trouble_now(commands, run)
             pages = "" if run is None else pages_of(run)
             self.tally.pages = (path, pages) if pages else None
 
@@ -666,9 +668,24 @@ class DocumentRuns:
         os.write(2, f"{words}{typed_again()}\n".encode())
 
 
-def trouble_of(run: Mapping[str, Any]) -> str:
-    """What is tried again, and why."""
-    for node in run["nodes"]:
+async def trouble_now(commands: EngineApi, run: Mapping[str, Any]) -> str:
+    """The node or the page of a run that is tried again, and why."""
+    if trouble := trouble_of(run["nodes"]):
+        return trouble
+    if not any(node["id"] == EXTRACT_PAGE and _waits(node["items"]) for node in run["nodes"]):
+        return ""
+    run_id, queued = run["run_id"], NodeStatus.QUEUED.value
+    page = await commands.node_items(run_id, EXTRACT_PAGE, status=queued, limit=WATCHED_PAGES)
+    return trouble_of([{**item, "id": f"page {item['index'] + 1}"} for item in page["items"]])
+
+
+def _waits(items: Mapping[str, int] | None) -> bool:
+    return items is not None and items["pending"] > 0
+
+
+def trouble_of(nodes: Sequence[Mapping[str, Any]]) -> str:
+    """The first of these nodes that is tried again, and why."""
+    for node in nodes:
         if node["error"] is not None and node["status"] in _TRIED_AGAIN:
             words = clip(plain(error_words(node["id"], node["error"])), _LONGEST_TROUBLE)
             return f"{node['id']} is tried again: {words}"
