@@ -384,7 +384,7 @@ def test_on_redis_workers_extract_the_pages_of_a_document(
 def test_pages_that_two_models_extracted_are_extracted_again_by_the_same_command(
     desk: DocumentsFolder, llm: LlmStub, redis_url: str
 ) -> None:
-    env = {"DOVETAIL_REDIS_URL": redis_url, "DOVETAIL_LEASE_SECONDS": "1"}
+    env = {"DOVETAIL_REDIS_URL": redis_url, "DOVETAIL_DRAIN_SECONDS": "0.1"}
     work = ("worker", "--handlers", "dovetail.documents")
     (desk.shell.directory / "in" / "acme.pdf").write_bytes(PAGED)
     serving(desk, "orchestrator", until="started", **env)
@@ -393,7 +393,8 @@ def test_pages_that_two_models_extracted_are_extracted_again_by_the_same_command
     begun = desk.shell.start(*PROCESS, "--pages", **env)
     desk.shell.wait_for(lambda: len(llm.calls()) == 3, "a page was never asked about")
     desk.shell.wait_for(lambda: llm.at_once() == 1, "the other pages never ended")
-    first.kill()
+    first.terminate()  # which hands the page back
+    first.wait(SECONDS)
     llm.behave(faults=[])
     serving(desk, *work, until="started", **env, **llm.environment | {"DOVETAIL_LLM_MODEL": "b"})
     refused = ended(begun)
