@@ -2,13 +2,13 @@
 
     .venv/bin/python bench/digest.py [--rate 20] [--articles 200]
 
-Of the articles 5 % are gone for good, and 10 % more come only when they are asked for again. Prints
-how the run ended, and the rate at which the server was asked; ends with 1 if that is not within 5 %
-of the limit. At 20 a second it takes 11 seconds.
+5 % of the articles always fail, and 10 % more fail once. Prints the status of the run, and the rate
+of the requests; the exit code is 1 if the rate is not within 5 % of the limit. At 20 a second it
+takes 11 seconds.
 
-The rate is the slope of a line through the times of all requests, so a single late one at the
-beginning or the end does not decide it. One request is made before: the first one of a process also
-loads the HTTP client, and the requests that became due meanwhile would then go out together.
+The rate is the slope of a line through the times of all requests, so that a single late request at
+the beginning or the end does not decide it. One request is made before: the first request of a
+process also loads the HTTP client, and requests that become due meanwhile would be sent at once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from dovetail import Dovetail, Run
 FLOW = Path(__file__).resolve().parent.parent / "examples" / "digest.yaml"
 TOLERANCE = 0.05
 GONE = range(7, 1 << 30, 20)
-"""The numbers of the articles that never come."""
+"""The numbers of the articles that always fail."""
 
 
 class FlakyServer(ThreadingHTTPServer):

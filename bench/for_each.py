@@ -5,8 +5,9 @@
 
 On the embedded engine, or with `--redis` over a private Redis, with one orchestrator and one
 worker. Fan and map run in turns. Prints the items (or nodes) a second of wall time, and the CPU
-time for one. The ratios are medians of the rounds: other programs may run beside it. `--kill` kills
-the orchestrator in the middle of the long list and says how soon another one goes on.
+time of each. The ratios are medians of the rounds, because other programs may run at the same time.
+`--kill` kills the orchestrator in the middle of the long list, and prints after how many seconds
+another orchestrator continues.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from redis_contestants import ORCHESTRATOR, WORKER, registered
 class Taken(NamedTuple):
     wall: float
     cpu: Mapping[str, float]
-    """Seconds, by what the processes do."""
+    """Seconds, by kind of process."""
 
     @property
     def all_cpu(self) -> float:
@@ -154,7 +155,7 @@ class Fleet:
         return taken
 
     def bytes_per_item(self) -> float:
-        """What Redis keeps of each item of the last run, its events included, beyond its output."""
+        """The bytes of each item of the last run in Redis, with its events, without its output."""
         own = f"wf:{{{self._last}}}:"
         parts = ("items", "events", "maps", "queue")
         used = [self.redis.ask("MEMORY", "USAGE", own + part, "SAMPLES", "0") for part in parts]
@@ -170,7 +171,7 @@ class Fleet:
         return found
 
     async def kill_orchestrator(self, size: int) -> None:
-        """Kill it in the middle of a list, and say how soon another one goes on."""
+        """Kill it in the middle of a list, and print after how many seconds another continues."""
         flow, params = mapped(size)
         await registered(self.commands, flow)
         run_id = (await self.commands.trigger(flow["name"], params)).run_id

@@ -1,5 +1,5 @@
-"""The functions of the map as Celery tasks. The settings are those of celery_peer.py: its defaults,
-with which a task is acknowledged before it runs."""
+"""The functions of the map as Celery tasks, with the settings of celery_peer.py: Celery's defaults,
+so that a task is acknowledged before it runs."""
 
 from __future__ import annotations
 

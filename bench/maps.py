@@ -1,14 +1,14 @@
 """The part `map` of the bench: a map over a list, and a join, on Dovetail and on its peers.
 
-The list has 1,000 numbers, which only the run knows. The function of an item adds one, and the join
-adds all of them up; the sum is checked in every round. Timed is what a caller waits for: from the
-call with the list to the sum. Engines, servers and workers are there before.
+The list has 1,000 numbers, which are known only at run time. The function of an item adds one, and
+the join adds all of them up; the sum is checked in every round. The time is from the call with the
+list to the sum. Engines, servers and workers are started before.
 
-Each contestant has a process of its own (see apart.py), Prefect and Dask an environment of their
-own: Prefect asks for other versions than Dovetail does. Each is used as its own documentation shows
-a map, with the settings that were quickest here. What survives a crash differs, and a ratio between
-rows of different promises says little, so each row has its promise, and the CPU time that an item
-took in all processes together, servers included:
+Each contestant has a process of its own (see apart.py). Prefect and Dask have an environment of
+their own, because Prefect needs other versions than Dovetail. Each contestant is used as its own
+documentation shows a map, with the settings that were fastest here. The contestants differ in what
+survives a crash, and a ratio between rows with different promises says little. So each row has its
+promise, and the CPU time of an item in all processes together, servers included:
 
     process    nothing survives the process
     power cut  what the call returned, with every item, survives a power cut
@@ -31,11 +31,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from apart import HERE, Failed, Job, Missing, Opener, SeparateProcess
 from fleet import cpu_seconds, private_postgres, private_redis, server_module, services
 from measuring import Times, ratio, rounds, summary
+
+if TYPE_CHECKING:
+    from dovetail import Dovetail
 
 ITEMS = 1000
 NUMBERS = list(range(ITEMS))
@@ -49,7 +52,7 @@ MICRO = 1e6
 
 
 def checked(run: Callable[[], int]) -> Callable[[], None]:
-    """Runs it, and does not believe it."""
+    """`run`, with a check of the sum that it returns."""
 
     def work() -> None:
         found = run()
@@ -107,20 +110,15 @@ def embedded(folder: str) -> Iterator[Job]:
         engine = loop.run_until_complete(opened.__aenter__())
         loop.run_until_complete(engine.register(definition()))
 
-        def run() -> int:
-            ended = loop.run_until_complete(engine.run("map", {"numbers": NUMBERS}))
-            found: int = ended.outputs["join"]
-            return found
-
         try:
-            yield Job({}, {"run": checked(run)})
+            yield _job(loop, engine)
         finally:
             loop.run_until_complete(opened.__aexit__(None, None, None))
 
 
 @contextmanager
 def distributed_services(url: str, transport: str, concurrency: int) -> Iterator[Job]:
-    """One orchestrator and one worker, as anybody starts them."""
+    """One orchestrator and one worker, started by the commands of the documentation."""
     from dovetail import Dovetail, InvalidDefinition
 
     handlers = ["--handlers", str(HERE / "map_handlers.py"), "--concurrency", str(concurrency)]
@@ -151,13 +149,18 @@ def distributed_services(url: str, transport: str, concurrency: int) -> Iterator
         engine = loop.run_until_complete(opened.__aenter__())
         stack.callback(lambda: loop.run_until_complete(opened.__aexit__(None, None, None)))
         loop.run_until_complete(registered(engine))
+        yield _job(loop, engine)
 
-        def run() -> int:
-            ended = loop.run_until_complete(engine.run("map", {"numbers": NUMBERS}))
-            found: int = ended.outputs["join"]
-            return found
 
-        yield Job({}, {"run": checked(run)})
+def _job(loop: asyncio.AbstractEventLoop, engine: Dovetail) -> Job:
+    """A run of the registered definition."""
+
+    def run() -> int:
+        ended = loop.run_until_complete(engine.run("map", {"numbers": NUMBERS}))
+        found: int = ended.outputs["join"]
+        return found
+
+    return Job({}, {"run": checked(run)})
 
 
 # --- Celery ----------------------------------------------------------------------------------
@@ -165,7 +168,7 @@ def distributed_services(url: str, transport: str, concurrency: int) -> Iterator
 
 @contextmanager
 def celery_chord(url: str) -> Iterator[Job]:
-    """A chord: a group of tasks, and a task behind them; its settings are said in map_tasks.py."""
+    """A chord: a group of tasks, and a task after them. map_tasks.py has its settings."""
     os.environ["BENCH_REDIS_URL"] = url
     from celery import chord
 
@@ -178,7 +181,7 @@ def celery_chord(url: str) -> Iterator[Job]:
 
         def run() -> int:
             tasks = chord([map_tasks.add_one.s(number) for number in NUMBERS], map_tasks.add_up.s())
-            # Else it reads the result of every parent again at each wake-up, which eats a core.
+            # Else it reads the result of every parent again at each wake-up: a core is busy.
             found: int = tasks.apply_async().get(timeout=START_SECONDS, follow_parents=False)
             return found
 
@@ -190,9 +193,9 @@ def celery_chord(url: str) -> Iterator[Job]:
 
 @contextmanager
 def dbos_queue(folder: str = "", url: str = "") -> Iterator[Job]:
-    """A workflow that enqueues one child workflow for each item, which is its map over workers.
+    """A workflow that enqueues one child workflow for each item: the map over workers of DBOS.
 
-    Coroutines were quicker here than functions. The queue is polled ten times a second, not once.
+    Coroutines were faster here than functions. The queue is polled ten times a second, not once.
     """
     with _dbos(folder, url) as loop:
         from dbos import DBOS
@@ -218,7 +221,7 @@ def dbos_queue(folder: str = "", url: str = "") -> Iterator[Job]:
 
 @contextmanager
 def dbos_steps(folder: str) -> Iterator[Job]:
-    """A workflow whose steps are gathered: its map inside one process."""
+    """A workflow that gathers its steps: the map of DBOS inside one process."""
     with _dbos(folder, "") as loop:
         from dbos import DBOS
 
@@ -240,8 +243,8 @@ def dbos_steps(folder: str) -> Iterator[Job]:
 
 @contextmanager
 def _dbos(folder: str, url: str) -> Iterator[asyncio.AbstractEventLoop]:
-    """On SQLite with the journal of the others (WAL), which is quicker than its own default, or on
-    PostgreSQL, which it recommends; apart from that with its defaults."""
+    """With its defaults, on PostgreSQL, which it recommends, or on SQLite. There with WAL, as the
+    other contestants, which is faster than its default."""
     import sqlalchemy
     from dbos import DBOS
 
@@ -296,7 +299,7 @@ def dask_delayed(scheduler: str) -> Iterator[Job]:
 
 @contextmanager
 def dask_bag() -> Iterator[Job]:
-    """A bag with its default partitions, some 100 of ten items: less a map than a loop in parts."""
+    """A bag with its default partitions, about 100 of ten items each, so a task has ten items."""
     _find_dask_before_us()
     import dask.bag
 
@@ -336,7 +339,7 @@ def dask_futures() -> Iterator[Job]:
 def prefect_map(folder: str, port: int) -> Iterator[Job]:
     """`.map` of a task in a flow, against `prefect server start` on SQLite, which is its default.
 
-    Task runs are reported to the server; results are kept only on request, and that is left out.
+    Task runs are reported to the server. Results are not kept: Prefect keeps them only on request.
     """
     api = f"http://127.0.0.1:{port}/api"
     os.environ.update(
@@ -390,7 +393,7 @@ OURS = {
     "dovetail, streams": "Streams",
     "dovetail, celery": "Celery",
 }
-"""Whom each row is compared with, and the heads of these columns."""
+"""The contestants that each row is compared with, and the titles of these columns."""
 
 
 @dataclass(frozen=True)
@@ -399,9 +402,9 @@ class Contestant:
     promise: str
     arguments: dict[str, Any] = field(default_factory=dict)
     needs: str = ""
-    """What is made for it: a `folder`, the `url` of a Redis or of a `database`, or a `port`."""
+    """What it gets: a `folder`, the `url` of a Redis or of a `database`, or a `port`."""
     apart: bool = False
-    """Whether it is in the environment of the peers."""
+    """Whether it runs in the environment of the peers."""
 
 
 _STREAMS = {"transport": "streams", "concurrency": 128}
@@ -431,19 +434,19 @@ Effort = Callable[[float], Mapping[str, int]]
 
 
 @dataclass
-class Open:
-    """A contestant that is open, and what its rounds have used."""
+class Running:
+    """A contestant whose process runs, and the CPU time of its rounds."""
 
-    there: SeparateProcess
+    process: SeparateProcess
     servers: list[int]
     """The process ids of the Redis or PostgreSQL that it uses."""
     cpu: Times = field(default_factory=list)
 
     def seconds(self) -> float:
-        """Of one run; the CPU time of all its processes is kept beside."""
-        pids = [self.there.pid, *self.servers]
+        """The time of one run. Keeps the CPU time of all its processes in `cpu`."""
+        pids = [self.process.pid, *self.servers]
         before = sum(map(cpu_seconds, pids))
-        taken = self.there.call("run").seconds
+        taken = self.process.call("run").seconds
         self.cpu.append(sum(map(cpu_seconds, pids)) - before)
         return taken
 
@@ -451,9 +454,9 @@ class Open:
 def measure(
     names: list[str], effort: Effort, folder: Path, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Rows by contestant. Who fails has a row that says so."""
+    """Rows by contestant. The row of a contestant that fails has the reason as `failed`."""
     rows: dict[str, Any] = {}
-    those: dict[str, Open] = {}
+    running: dict[str, Running] = {}
     with ExitStack() as stack:
         redis = None
         for number, name in enumerate(names):
@@ -478,13 +481,13 @@ def measure(
             say(f"… {name}")
             try:
                 opener = f"maps:{one.opener.__name__}"
-                there = SeparateProcess(opener, python=python, **arguments)
+                process = SeparateProcess(opener, python=python, **arguments)
             except (Failed, Missing, FileNotFoundError) as error:
                 rows[name]["failed"] = _why(error)
                 continue
-            stack.callback(there.close)
-            those[name] = Open(there, servers)
-        times = _times(rows, those, effort, say)
+            stack.callback(process.close)
+            running[name] = Running(process, servers)
+        times = _times(rows, running, effort, say)
     for name, taken in times.items():
         reported = summary(taken)
         rows[name] |= {
@@ -492,7 +495,7 @@ def measure(
             "best_seconds": reported.best,
             "spread": reported.spread,
             "items_per_second": ITEMS / reported.median,
-            "cpu_seconds_per_item": statistics.median(those[name].cpu[-len(taken) :]) / ITEMS,
+            "cpu_seconds_per_item": statistics.median(running[name].cpu[-len(taken) :]) / ITEMS,
             "seconds": taken,
             "times": {ours: ratio(taken, times[ours]) for ours in OURS if ours in times},
         }
@@ -500,21 +503,21 @@ def measure(
 
 
 def _times(
-    rows: dict[str, Any], those: dict[str, Open], effort: Effort, say: Callable[[str], None]
+    rows: dict[str, Any], running: dict[str, Running], effort: Effort, say: Callable[[str], None]
 ) -> dict[str, Times]:
     def seconds(name: str) -> float:
         if "failed" in rows[name]:
             return inf
         try:
-            return those[name].seconds()
-        except (Failed, OSError) as error:  # OSError: a process of its own has gone
+            return running[name].seconds()
+        except (Failed, OSError) as error:  # OSError: one of its processes has ended
             rows[name]["failed"] = str(error)
             return inf
 
-    first = {name: seconds(name) for name in those}
+    first = {name: seconds(name) for name in running}
     planned = effort(sum(taken for taken in first.values() if taken < inf))
     say(f"… a map of {ITEMS:,} items: {planned['warmup']} + {planned['count']} rounds")
-    times = rounds({name: name for name in those}, **planned, timed=seconds) if those else {}
+    times = rounds({name: name for name in running}, **planned, timed=seconds) if running else {}
     return {name: taken for name, taken in times.items() if "failed" not in rows[name]}
 
 

@@ -2,9 +2,10 @@
 
     .venv/bin/python bench/resume_items.py [--items 100000]
 
-A process runs the items and ends itself with kill -9 after three quarters of them. Prints how long
-a new process takes from `resume` to the start of the next item; and what the first page of items
-and the next ones cost a process that does not drive the run, before and after its end.
+A process runs the items and kills itself with SIGKILL after three quarters of them. Prints how long
+a new process takes from `resume` to the start of the next item, and how long a process that does
+not drive the run takes for the first page of items and for the next pages, before and after the end
+of the run.
 """
 
 from __future__ import annotations

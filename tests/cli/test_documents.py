@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from dovetail import Context, Dovetail, RetryableError, handler
 from dovetail.cli.text import bare
-from dovetail.documents import PIPELINE
-from dovetail.documents.commands.process import DocumentCounts, trouble_of
+from dovetail.documents import PAGES, PIPELINE
+from dovetail.documents.commands.process import DocumentCounts, pages_of, trouble_now, trouble_of
 from dovetail.documents.metrics import begin
 from dovetail.documents.reviews import open_reviews
 
@@ -379,6 +381,30 @@ def test_on_redis_workers_extract_the_pages_of_a_document(
     assert set(desk.states(**env).values()) == {"completed"}, "whole, which is another result"
 
 
+def test_pages_that_two_models_extracted_are_extracted_again_by_the_same_command(
+    desk: DocumentsFolder, llm: LlmStub, redis_url: str
+) -> None:
+    env = {"DOVETAIL_REDIS_URL": redis_url, "DOVETAIL_DRAIN_SECONDS": "0.1"}
+    work = ("worker", "--handlers", "dovetail.documents")
+    (desk.shell.directory / "in" / "acme.pdf").write_bytes(PAGED)
+    serving(desk, "orchestrator", until="started", **env)
+    first, _ = serving(desk, *work, until="started", **env, **llm.environment)
+    llm.behave(faults=[Fault("hangs", where="Second page")])
+    begun = desk.shell.start(*PROCESS, "--pages", **env)
+    desk.shell.wait_for(lambda: len(llm.calls()) == 3, "a page was never asked about")
+    desk.shell.wait_for(lambda: llm.at_once() == 1, "the other pages never ended")
+    first.terminate()  # which hands the page back
+    first.wait(SECONDS)
+    llm.behave(faults=[])
+    serving(desk, *work, until="started", **env, **llm.environment | {"DOVETAIL_LLM_MODEL": "b"})
+    refused = ended(begun)
+    assert (refused.code, last(refused)[-8:]) == (1, "1 failed")
+    assert "extracted by model:b:pages and model:stub:pages" in refused.out
+    again = desk("--pages", **env)
+    assert (again.code, last(again)[-11:]) == (0, "1 completed"), again.out
+    assert [review.extractor for review in open_reviews(desk.out).list()] == ["model:b:pages"]
+
+
 # ── stopped, and started again ───────────────────────────────────────────────────────────
 
 
@@ -609,9 +635,49 @@ def test_the_log_says_why_the_longest_waiting_document_waits() -> None:
         {"id": "extract", "status": "QUEUED", "error": {"type": "busy", "message": "429"}},
         {"id": "save_json", "status": "PENDING", "error": None},
     ]
-    tally.trouble = trouble_of({"nodes": nodes})
+    tally.trouble = trouble_of(nodes)
     assert bare(tally.standstill()).endswith("1 more; extract is tried again: busy: 429")
-    assert trouble_of({"nodes": [{**nodes[0], "status": "FAILED"}, nodes[1]]}) == ""
+    assert trouble_of([{**nodes[0], "status": "FAILED"}, nodes[1]]) == ""
+
+
+async def test_the_log_says_why_a_page_of_the_longest_waiting_document_waits(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "a.pdf"
+    path.write_bytes(PAGED)
+    failing = {**yaml.safe_load(PAGES.read_text()), "name": "failing"}
+    (pages,) = (node for node in failing["nodes"] if node["id"] == "extract_page")
+    pages["handler"] = "busy"
+    pages.pop("resource_tag")
+
+    @handler("busy", max_retries=3)
+    async def busy(config: dict[str, Any], ctx: Context) -> None:
+        if config["page"] == 2:
+            raise RetryableError("429", type="busy", after=600)
+
+    handlers = ["dovetail.documents", busy]
+    async with Dovetail(tmp_path / "runs.db", handlers=handlers) as dt:
+        run = await dt.trigger(failing, {"document_id": "a", "file_path": str(path)})
+        async for event in dt.events(run.run_id):
+            if event.type == "node.retrying":
+                break
+        commands = dt._commands
+        found = await commands.get_run(run.run_id)
+        assert await trouble_now(commands, found) == "page 2 is tried again: busy: 429"
+        await dt.cancel(run.run_id)
+        assert await trouble_now(commands, await commands.get_run(run.run_id)) == ""
+
+
+def test_the_log_says_how_many_pages_of_the_longest_waiting_document_are_done() -> None:
+    at_work = {"/in/a.pdf": None, "/in/b.pdf": None}
+    tally = DocumentCounts(10, at_work)
+    mapped = {"id": "extract_page", "items": {"total": 3000, "completed": 1200, "failed": 1}}
+    tally.pages = ("/in/a.pdf", pages_of({"nodes": [{"id": "split", "items": None}, mapped]}))
+    assert bare(tally.standstill()).endswith(" at a.pdf (1,201 of 3,000 pages) and 1 more")
+    del at_work["/in/a.pdf"]
+    assert bare(tally.standstill()).endswith(" at b.pdf"), "the count is that of another document"
+    assert pages_of({"nodes": [{**mapped, "items": None}]}) == ""
+    assert pages_of({"nodes": [{"id": "extract", "items": None}]}) == ""
 
 
 def test_a_path_named_on_the_command_line_may_be_anywhere(

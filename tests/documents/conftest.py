@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from dovetail.documents import reading
 from dovetail.documents.reviews import close_reviews
 
 
@@ -23,3 +24,13 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     yield
     close_reviews()
+
+
+@pytest.fixture
+def own_readers() -> Iterator[None]:
+    """Reading processes of this test alone, which may be ended and made to fail."""
+    kept = reading._readers
+    reading._start_anew()
+    yield
+    reading._end_readers()
+    reading._readers = kept

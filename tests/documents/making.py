@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import re
 import struct
 import zipfile
@@ -14,6 +15,10 @@ import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pytest
 
 A4 = (595, 842)
 LEFT, RIGHT = 56, 539
@@ -52,11 +57,18 @@ def paragraph(
     return [Mark(x, y - number * (size + 4), line, size) for number, line in enumerate(lines)]
 
 
+DRAWING = "9 w 0 0 m 99 99 l S"
+"""A page with a line and no text: a picture to be read by OCR."""
+
+
 def pdf(
-    pages: Iterable[Iterable[Mark]], *, password: str | None = None, compressed: bool = False
+    pages: Iterable[Iterable[Mark] | str], *, password: str | None = None, compressed: bool = False
 ) -> bytes:
-    """A PDF 1.4 of these pages; with a password, one that cannot be opened without it."""
-    contents = [_drawn(marks) for marks in pages]
+    """A PDF 1.4 of these pages; with a password, one that cannot be opened without it.
+
+    A page as text is what draws it.
+    """
+    contents = [page.encode() if isinstance(page, str) else _drawn(page) for page in pages]
     count = len(contents)
     identity = hashlib.md5(b"".join(contents), usedforsecurity=False).digest()
     lock = _lock(password, identity) if password is not None else None
@@ -262,3 +274,11 @@ def nested_forms(depth: int, each: int) -> bytes:
     made += b"xref\n0 %d\n0000000000 65535 f \n" % size
     made += b"".join(b"%010d 00000 n \n" % place for place in places)
     return bytes(made + b"trailer<</Size %d/Root 1 0 R>>\nstartxref\n%d\n%%%%EOF" % (size, start))
+
+
+def tesseract(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """A program of that name; the real one is no requirement of the tests."""
+    program = folder / "tesseract"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")

@@ -13,12 +13,12 @@ from dovetail import Dovetail, PermanentError, RetryableError, Run
 from dovetail.documents import PAGES, PIPELINE, extraction, reading
 from dovetail.documents.fields import MAX_LINE_ITEMS, Fields, LineItem
 from dovetail.documents.handlers import extract_page, split
-from dovetail.documents.pages import DISPUTED, Page, joined, merge
+from dovetail.documents.pages import DISPUTED, Page, join, merge
 from dovetail.documents.reviews import open_reviews
 from dovetail.documents.tasks import batch_process_task
 
 from .found import context, extracted, statuses_by_runs
-from .making import LEFT, RIGHT, Mark, nested_forms, paragraph, pdf, row
+from .making import DRAWING, LEFT, RIGHT, Mark, nested_forms, paragraph, pdf, row, tesseract
 
 NO_LIMIT = {"gemini_api": {"rate_per_second": 10_000, "burst": 1000}}
 HEAD = [(LEFT, "Description"), (350, "Qty"), (440, "Unit price"), (RIGHT, "Amount")]
@@ -139,7 +139,7 @@ def record(**changes: Any) -> dict[str, Any]:
 
 def test_a_single_page_is_the_document() -> None:
     whole = record(warnings=["a warning"])
-    assert joined([whole], "run-1") == {
+    assert join([whole], "run-1") == {
         **whole,
         "confidences": {
             **Fields.model_validate(
@@ -151,29 +151,29 @@ def test_a_single_page_is_the_document() -> None:
 
 def test_pages_of_other_runs_make_known_content_only_if_all_are() -> None:
     known = record(run_id="run-0", started_at=1.0)
-    assert joined([known, known], "run-1")["run_id"] == "run-0"
+    assert join([known, known], "run-1")["run_id"] == "run-0"
     mine = record(run_id="run-1", started_at=5.0)
-    found = joined([known, mine, record(run_id="run-1", started_at=4.0)], "run-1")
+    found = join([known, mine, record(run_id="run-1", started_at=4.0)], "run-1")
     assert (found["run_id"], found["started_at"]) == ("run-1", 4.0)
 
 
 def test_failed_pages_are_left_out_with_a_warning_where_a_definition_allows_them() -> None:
-    found = joined([record(), None, None], "run-1")
+    found = join([record(), None, None], "run-1")
     assert found["warnings"] == ["2 of 3 pages are left out (2, 3): its extraction failed"]
     with pytest.raises(PermanentError, match="its extraction failed"):
-        joined([None], "run-1")
+        join([None], "run-1")
 
 
 @pytest.mark.parametrize("given", [None, {}, [1], [{"type": "invoice"}], [{"left_out": 1}], "x"])
 def test_a_join_of_something_else_says_what_its_parent_must_be(given: Any) -> None:
     with pytest.raises(PermanentError, match=r"its one parent must be .* has for_each") as raised:
-        joined(given, "run-1")
+        join(given, "run-1")
     assert raised.value.type == "invalid_config"
 
 
 def test_pages_of_two_extractors_are_not_joined() -> None:
     with pytest.raises(PermanentError, match="extracted by model:a:pages and rules-1:pages"):
-        joined([record(extractor="rules-1:pages"), record(extractor="model:a:pages")], "run-1")
+        join([record(extractor="rules-1:pages"), record(extractor="model:a:pages")], "run-1")
 
 
 # --- PDFs that are split -----------------------------------------------------------------------
@@ -333,9 +333,7 @@ async def test_a_damaged_page_is_left_out_with_a_warning_and_a_blank_one_without
     assert run.status == "COMPLETED"
     found = run.outputs["extract"]
     assert (found["total"], found["pages"], len(found["line_items"])) == (177.5, 4, 5)
-    assert found["warnings"] == [
-        "1 of 4 pages are left out (2): a.pdf, page 2: the page is damaged"
-    ]
+    assert found["warnings"] == ["1 of 4 pages is left out (2): a.pdf, page 2: the page is damaged"]
 
 
 async def test_a_document_without_a_readable_page_fails_with_the_reason(
@@ -344,26 +342,38 @@ async def test_a_document_without_a_readable_page_fails_with_the_reason(
     run = await process(dt, with_a_damaged_page([[], []]), tmp_path)
     error = run.nodes["extract"].error
     assert (run.status, error["type"]) == ("FAILED", "corrupt")
-    assert error["message"] == "a.pdf, page 2: the page is damaged"
+    assert error["message"] == (
+        "none of its 2 pages gives any text: a.pdf, page 2: the page is damaged"
+    )
     run = await process(dt, pdf([[], []]), tmp_path)
-    assert run.nodes["extract"].error["type"] == "empty_file"
+    assert run.nodes["extract"].error == {
+        "type": "empty_file",
+        "message": "none of its 2 pages gives any text: a.pdf, page 1: there is no text in it",
+    }
 
 
-async def test_a_page_of_pictures_without_ocr_is_left_out(
-    dt: Dovetail, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("own_readers")
+@pytest.mark.parametrize("works_badly", [False, True], ids=["no tesseract", "one that fails"])
+async def test_a_page_of_pictures_fails_without_ocr_and_a_retry_reads_it_with_ocr(
+    works_badly: bool, dt: Dovetail, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = reading.ask_reader
-
-    def without_ocr(kind: str, data: bytes, path: Path) -> dict[str, Any]:
-        if kind == "pdf:2":
-            raise PermanentError(f"{path.name}: there is no 'tesseract'", type="no_ocr")
-        return real(kind, data, path)
-
-    monkeypatch.setattr(reading, "ask_reader", without_ocr)
-    run = await process(dt, pdf(invoice_pages()), tmp_path)
-    assert run.status == "COMPLETED"
-    (warning,) = run.outputs["extract"]["warnings"]
-    assert warning == "1 of 3 pages are left out (2): a.pdf, page 2: there is no 'tesseract'"
+    data = pdf([*invoice_pages(), DRAWING])
+    with monkeypatch.context() as before:
+        before.setenv("PATH", "/nowhere")
+        if works_badly:
+            tesseract(tmp_path, before, "echo no traineddata >&2; exit 1")
+        run = await process(dt, data, tmp_path, extractor="rules-1:pages")
+    error = run.nodes["extract_page"].error
+    assert (run.status, error["type"]) == ("FAILED", "no_ocr")
+    assert "item 3: a.pdf, page 4: " in error["message"]
+    reading._end_readers()  # they have the PATH of before
+    reading._start_anew()
+    tesseract(tmp_path, monkeypatch, 'cat > /dev/null; printf "Vendor: B\\nTotal due: EUR 200.00"')
+    await dt.retry(run.run_id)
+    again = await dt.wait(run.run_id, timeout=30)
+    assert (again.status, again.outputs["extract"]["total"]) == ("COMPLETED", 200.0)
+    started = [e.type async for e in dt.events(run.run_id) if e.node == "extract_page"]
+    assert started.count("node.cached") == 0
 
 
 async def test_a_page_that_never_ends_fails_the_document_and_is_named(

@@ -6,11 +6,9 @@ import errno
 import os
 import random
 import signal
-import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,7 +20,20 @@ from dovetail.documents import reading as readers
 from dovetail.documents.reading import Reading, extension_warning, parse, read
 
 from ..core.pace import seconds_of
-from .making import LEFT, Mark, docx, nested_forms, paragraph, pdf, png, row, sparse, zip_bomb
+from .making import (
+    DRAWING,
+    LEFT,
+    Mark,
+    docx,
+    nested_forms,
+    paragraph,
+    pdf,
+    png,
+    row,
+    sparse,
+    tesseract,
+    zip_bomb,
+)
 
 TABLE = [
     ["Item", "Qty", "Amount"],
@@ -41,16 +52,6 @@ def refused(data: bytes, name: str = "file.bin") -> PermanentError:
         parse(data, Path(name))
     assert str(failed.value).startswith(f"{name}: ")
     return failed.value
-
-
-@pytest.fixture
-def own_readers() -> Iterator[None]:
-    """Reading processes of this test alone, which may be ended and made to fail."""
-    kept = readers._readers
-    readers._start_anew()
-    yield
-    readers._end_readers()
-    readers._readers = kept
 
 
 class TestPdf:
@@ -96,8 +97,7 @@ class TestPdf:
 
     def test_without_text_asks_for_ocr(self, monkeypatch, own_readers):
         monkeypatch.setenv("PATH", "/nowhere")
-        picture = pdf([[]]).replace(b"BT\nET", b"9 w 0 0 m 99 99 l S")
-        error = refused(picture)
+        error = refused(pdf([DRAWING]))
         assert error.type == "no_ocr"
         assert "tesseract" in str(error)
 
@@ -245,19 +245,18 @@ class TestPictures:
         assert "apt install tesseract-ocr" in str(error)
 
     def test_are_read_by_tesseract_if_it_is_installed(self, tmp_path, monkeypatch, own_readers):
-        _tesseract(tmp_path, monkeypatch, 'cat > "$0.seen"; echo "INVOICE 7"')
+        tesseract(tmp_path, monkeypatch, 'cat > "$0.seen"; echo "INVOICE 7"')
         assert parse(png(), ANY) == Reading("png", "INVOICE 7", 1)
         assert (tmp_path / "tesseract.seen").read_bytes() == png()
 
     def test_in_a_pdf_are_drawn_and_read_page_by_page(self, tmp_path, monkeypatch, own_readers):
-        _tesseract(tmp_path, monkeypatch, 'head -c 15 >> "$0.seen"; cat > /dev/null; echo Page')
-        scanned = pdf([[], []]).replace(b"BT\nET", b"9 w 0 0 m 99 99 l S")
-        assert parse(scanned, ANY) == Reading("pdf", "Page\n\nPage", 2)
+        tesseract(tmp_path, monkeypatch, 'head -c 15 >> "$0.seen"; cat > /dev/null; echo Page')
+        assert parse(pdf([DRAWING, DRAWING]), ANY) == Reading("pdf", "Page\n\nPage", 2)
         # Grey bitmaps of A4 at 200 dots per inch.
         assert (tmp_path / "tesseract.seen").read_bytes() == 2 * b"P5 1653 2339 25"
 
     def test_that_tesseract_cannot_read_are_corrupt(self, tmp_path, monkeypatch, own_readers):
-        _tesseract(tmp_path, monkeypatch, 'cat > /dev/null; echo "bad header" >&2; exit 1')
+        tesseract(tmp_path, monkeypatch, 'cat > /dev/null; echo "bad header" >&2; exit 1')
         error = refused(png())
         assert error.type == "corrupt"
         assert "bad header" in str(error)
@@ -527,14 +526,6 @@ def _is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-def _tesseract(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    """A program of that name; the real one is no requirement of the tests."""
-    program = folder / "tesseract"
-    program.write_text(f"#!/bin/sh\n{script}\n")
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
 
 def _with_part(package: bytes, name: str, change, renamed: str | None = None) -> bytes:

@@ -150,7 +150,7 @@ def complete_item_whatever_its_token(
 
 
 def complete_item_that_has_ended(run: RunState, move: Complete, now: float, nonce: int) -> Decision:
-    """Every delivery looks whether nothing is out any more."""
+    """Each repeated delivery ends the node again, if no item is published or runs."""
     decision = item_rules.complete(run, move, now, nonce)
     found = item_rules.find(run, move.node)
     if not decision.changed and found is not None:
@@ -160,7 +160,7 @@ def complete_item_that_has_ended(run: RunState, move: Complete, now: float, nonc
 
 
 def expand_again(run: RunState, move: Expand, now: float, nonce: int) -> Decision:
-    """The list begins anew, and its items that are out are forgotten."""
+    """A second expansion starts the list anew, and forgets items that are published or run."""
     node = run.node(move.node)
     if node.items is not None and node.status not in FINISHED:
         run.active -= len(node.items.out)
@@ -205,7 +205,7 @@ def looks_without(name: str) -> Callable[[Facts, int], Program]:
 
 
 def looks_at_items_only(run: Facts, noted: int) -> Program:
-    """What is looked after is published again, but a list is not rendered again."""
+    """Reconciliation publishes nodes and items again, but renders no list again."""
     items = tuple(start for start in run.published if start[0] >= PLACES)
     return real_look_after(run._replace(published=items), noted)
 

@@ -48,7 +48,7 @@ NOW, LATER = 0.0, 2.0
 EXPIRED, FRESH = 0.0, 1.0
 MAX_CRASHES = 2
 ITEMS = 2
-"""Of each mapped node."""
+"""The length of the list of each mapped node."""
 OUTPUTS = {"yes": {"go": True}, "no": {"go": False}}
 ERROR = {"type": "ValueError", "message": "broken"}
 ENDS = ("node.completed", "node.cached", "node.failed", "node.skipped", "node.cancelled")
@@ -110,7 +110,7 @@ class Facts(NamedTuple):
     finished: bool
     final: bool
     published: tuple[Start, ...]
-    """With the mapped nodes whose list is to be rendered."""
+    """Mapped nodes whose list must be rendered are among them."""
     waiting: tuple[Start, ...]
     running: tuple[Start, ...]
     expired: tuple[Start, ...]
@@ -209,7 +209,7 @@ class Runs:
         return known
 
     def spec(self, place: int) -> NodeSpec:
-        """What is defined of a node, or of the node of an item."""
+        """The definition of a node, or of the node of an item."""
         return self.graph.nodes[split_place(place)[0]]
 
     def is_mapped(self, place: int) -> bool:

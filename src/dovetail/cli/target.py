@@ -136,7 +136,10 @@ def ask(
 async def act_on_each(
     given: Sequence[str], act: Callable[[str], Awaitable[T]], what: str
 ) -> tuple[list[T], list[dict[str, str]]]:
-    """What came of each, and which were refused, and why: `what` is the word for one of them."""
+    """Apply `act` to each; returns the results, and the refused ones with the reason of each.
+
+    `what` is the name of one of them in the reply, as in "run".
+    """
     done: list[T] = []
     refused: list[dict[str, str]] = []
     for one in dict.fromkeys(given):

@@ -182,7 +182,7 @@ _KEPT = frozenset(
 _NAMES = ("DOVETAIL_LLM_BASE_URL", "DOVETAIL_LLM_MODEL")
 
 BY_PAGES = ":pages"
-"""The end of an extractor's name if it extracts page by page: its results are others."""
+"""The suffix of an extractor's name if it extracts page by page: it finds other values."""
 
 
 def is_result(found: Any) -> bool:

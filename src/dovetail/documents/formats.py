@@ -4,9 +4,9 @@ It runs in a process of its own (`reading.py` starts it, by path), because a par
 can crash or hang, and in a thread it would take the worker with it. Therefore it imports nothing
 of Dovetail and bounds its own memory.
 
-A request is a line with kind and length, then the bytes. Of a PDF also a part can be asked for: the
-kind `pdf:7` is its page 7, and `pdf:count` only counts its pages. An answer is a line with its
-length, then JSON. The process ends when the caller closes the pipe.
+A request is a line with kind and length, then the bytes. The kind `pdf:7` asks for page 7 of a PDF
+only, and `pdf:count` only for the number of its pages. An answer is a line with its length, then
+JSON. The process ends when the caller closes the pipe.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_CHARACTERS = 400_000
 """Twice what `reading.py` keeps."""
 MAX_PAGES = 300
 COUNT = "count"
-"""The part of a PDF that is only the number of its pages."""
+"""In the kind of a request, in place of a page: only the number of pages."""
 MAX_OCR_PAGES = 10
 OCR_SECONDS = 60
 OCR_DOTS_PER_INCH = 200
@@ -74,7 +74,7 @@ def parse(kind: str, data: bytes) -> dict[str, Any]:
     elif kind == "html":
         text, pages = _html(data), 1
     else:
-        text, pages = _seen(data), 1
+        text, pages = _ocr(data), 1
     return {"text": text, "pages": pages, "warnings": warnings}
 
 
@@ -119,7 +119,7 @@ def _pdf(data: bytes, part: str, warnings: list[str]) -> tuple[str, int]:
             warnings.append(f"only the first {MAX_PAGES} of {count} pages were read")
         text = "\n\n".join(texts)
         if not text.strip() and _has_pictures(document):
-            text = _scanned(document, warnings)
+            text = _ocr_of_pages(document, warnings)
         return text, count
 
 
@@ -131,11 +131,13 @@ def _page_text(document: Any, number: int) -> str:
     try:
         page = document[number - 1]
         text = "\n".join(_page_lines(page))
-    except (pypdfium2.PdfiumError, IndexError):  # no such page: the file has changed
+    except pypdfium2.PdfiumError:
         raise UnreadableDocument("corrupt", "the page is damaged") from None
+    except IndexError:
+        raise UnreadableDocument("corrupt", f"the PDF has only {len(document)} pages") from None
     if text.strip() or not raw.FPDFPage_CountObjects(page):
         return text
-    return _seen(_picture(page), "the page has no text, only pictures")
+    return _ocr_of_page(page, "the page has no text, only pictures")
 
 
 def _page_lines(page: Any) -> Iterator[str]:
@@ -203,21 +205,27 @@ def _has_pictures(document: Any) -> bool:
     return any(raw.FPDFPage_CountObjects(page) for page in document)
 
 
-def _scanned(document: Any, warnings: list[str]) -> str:
-    """The text of a scanned PDF, by OCR."""
-    if shutil.which("tesseract") is None:
-        raise UnreadableDocument(
-            "no_ocr",
-            "the PDF has no text, only pictures, and there is no 'tesseract' on PATH to read "
-            "them; install it, as in: apt install tesseract-ocr",
-        )
+def _ocr_of_pages(document: Any, warnings: list[str]) -> str:
+    """The text of a scanned PDF."""
     count = len(document)
     if count > MAX_OCR_PAGES:
         warnings.append(f"only the first {MAX_OCR_PAGES} of {count} scanned pages were read")
-    return "\n\n".join(_seen(_picture(document[i])) for i in range(min(count, MAX_OCR_PAGES)))
+    what = "the PDF has no text, only pictures"
+    numbers = range(min(count, MAX_OCR_PAGES))
+    return "\n\n".join(_ocr_of_page(document[number], what) for number in numbers)
 
 
-def _picture(page: Any) -> bytes:
+def _ocr_of_page(page: Any, what: str) -> str:
+    try:
+        return _ocr(_bitmap(page), what)
+    except UnreadableDocument as error:
+        if error.type != "corrupt":
+            raise
+        # The bitmap is ours, so it is not damaged: tesseract itself does not work.
+        raise UnreadableDocument("no_ocr", str(error)) from None
+
+
+def _bitmap(page: Any) -> bytes:
     """The page as a grey bitmap (PGM), which needs no library to write."""
     width, height = page.get_size()
     scale = OCR_DOTS_PER_INCH / 72
@@ -228,7 +236,8 @@ def _picture(page: Any) -> bytes:
     return b"P5 %d %d 255\n" % (bitmap.width, bitmap.height) + b"".join(lines)
 
 
-def _seen(picture: bytes, what: str = "it is a picture") -> str:
+def _ocr(picture: bytes, what: str = "it is a picture") -> str:
+    """The text of a picture. `what` the document is, for the error if there is no tesseract."""
     program = shutil.which("tesseract")
     if program is None:
         raise UnreadableDocument(

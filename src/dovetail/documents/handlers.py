@@ -193,7 +193,7 @@ async def extract(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
 
 @handler("documents.split", max_retries=EXTRACT_RETRIES)
 def split(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
-    """Finds the numbers of the document's pages: those of a PDF, else one page.
+    """Returns the numbers of the document's pages, from 1. A document that is no PDF has one page.
 
     The config may have the expected `sha256`. Nothing is written: `documents.extract_page` reads
     its page from the document itself.
@@ -214,10 +214,10 @@ async def extract_page(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
     """Reads one page of the document and finds its fields, as `documents.extract` does.
 
     The config has the `page`, from 1, and may have the expected `sha256` and `extractor`. A page
-    that can never be read gives its error as `left_out`, so that the others are kept.
+    that no worker can read gives its error as `left_out`, so that the others are kept.
     """
     from dovetail.documents.extraction import extract as fields_of
-    from dovetail.documents.pages import LEFT_OUT, LEFT_OUT_KEY
+    from dovetail.documents.pages import BLANK, LEFT_OUT, LEFT_OUT_KEY
 
     page = config.get("page")
     if not isinstance(page, int) or isinstance(page, bool) or page < 1:
@@ -238,7 +238,8 @@ async def extract_page(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
     except PermanentError as error:
         if error.type not in LEFT_OUT:
             raise
-        ctx.log.warning("%s", error)
+        if error.type != BLANK:  # a blank page loses nothing
+            ctx.log.warning("%s", error)
         return {LEFT_OUT_KEY: {"type": error.type, "message": str(error)}}
     _check_extractor(config, found)
     if config.get("sha256") and config.get("extractor"):
@@ -252,9 +253,9 @@ def join_pages(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
 
     It reads the output of its parent itself: the pages together may be too large for a config.
     """
-    from dovetail.documents.pages import joined
+    from dovetail.documents.pages import join
 
-    return joined(next(iter(ctx.inputs.values()), None), ctx.run_id)
+    return join(next(iter(ctx.inputs.values()), None), ctx.run_id)
 
 
 @handler("documents.save_parquet", max_retries=SAVE_RETRIES)

@@ -383,7 +383,8 @@ class Statistics:
     def _known(self) -> list[str]:
         if not self.cached:
             return []
-        return [f"{self.cached:,} of them were known already, and took no extraction"]
+        verb = "was" if self.cached == 1 else "were"
+        return [f"{self.cached:,} of them {verb} known already, and took no extraction"]
 
     def _waiting(self) -> list[str]:
         if not self.unfinished:

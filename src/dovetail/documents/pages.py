@@ -1,8 +1,9 @@
-"""The fields of the pages of a document become the fields of the document.
+"""Joins the fields of the pages to the fields of the document.
 
 The head of a document (type, vendor, date) is on its first page, and its total on its last one. So
-the first page, or for the total the last page, decides, unless another page is clearly surer.
-Where pages contradict each other, the field is not sure, and a warning names the pages.
+the first page, or for the total the last page, decides, unless another page has a clearly higher
+confidence. If pages contradict each other, the field has a low confidence, and a warning names the
+pages.
 """
 
 from __future__ import annotations
@@ -17,15 +18,17 @@ from dovetail import PermanentError
 from dovetail.documents.extraction import is_result
 from dovetail.documents.fields import MAX_LINE_ITEMS, Confidences, Fields, LineItem, overall
 
-CLEARLY_SURER = 0.2
-"""By so much another page must be surer to decide a field."""
+CLEAR_MARGIN = 0.2
+"""How much higher the confidence of another page must be, so that this page decides the field."""
 DISPUTED = 0.5
-"""The highest confidence of a field that pages contradict: a person looks at the document."""
-LEFT_OUT = frozenset({"corrupt", "empty_file", "no_ocr"})
-"""A page with such an error is left out: no further attempt would read it."""
+"""The highest confidence of a field in which pages contradict each other: a person checks it."""
+BLANK = "empty_file"
+"""The type of the error of a page without text."""
+LEFT_OUT = frozenset({"corrupt", BLANK})
+"""A page with such an error is left out: the same bytes give the same error, on every worker.
+`no_ocr` is not among them: another worker may have tesseract, and a retry may find it."""
 LEFT_OUT_KEY = "left_out"
 """In the output of such a page: the type and the message of its error."""
-_BLANK = "empty_file"
 _NO_TABLES = ("contract", "letter")
 _MAX_LISTED = 10
 _MAX_SHOWN = 60
@@ -42,23 +45,23 @@ class Page(NamedTuple):
 class _Choice(NamedTuple):
     page: int
     value: Any
-    sure: float
+    confidence: float
 
 
-def joined(given: Any, run_id: str) -> dict[str, Any]:
+def join(given: Any, run_id: str) -> dict[str, Any]:
     """The record of the document, in the form of `extraction.extract`.
 
-    It is given the outputs of `documents.extract_page`, in the order of the pages; None is a page
-    that failed for good. Raises `PermanentError` if no page has fields.
+    `given` has the outputs of `documents.extract_page` in the order of the pages; None stands for a
+    page that failed for good. Raises `PermanentError` if no page has fields.
     """
     outputs = _checked(given)
-    count, missing = len(outputs), _Missing(len(outputs))
+    count, missing = len(outputs), _MissingPages(len(outputs))
     read: list[tuple[int, Mapping[str, Any]]] = []
     for number, output in enumerate(outputs, 1):
         if output is None:
             missing.add(number, "failed", "its extraction failed")
-        elif said := output.get(LEFT_OUT_KEY):
-            missing.add(number, said["type"], said["message"])
+        elif error := output.get(LEFT_OUT_KEY):
+            missing.add(number, error["type"], error["message"])
         else:
             read.append((number, output))
     if not read:
@@ -101,8 +104,8 @@ def _checked(given: Any) -> list[dict[str, Any] | None]:
 def _is_page(output: Any) -> bool:
     if output is None or is_result(output):
         return True
-    said = output.get(LEFT_OUT_KEY) if isinstance(output, dict) else None
-    return isinstance(said, dict) and {"type", "message"} <= said.keys()
+    error = output.get(LEFT_OUT_KEY) if isinstance(output, dict) else None
+    return isinstance(error, dict) and {"type", "message"} <= error.keys()
 
 
 def _fields(record: Mapping[str, Any]) -> Fields:
@@ -113,7 +116,7 @@ def _fields(record: Mapping[str, Any]) -> Fields:
 
 
 def merge(pages: Sequence[Page]) -> tuple[Fields, list[str]]:
-    """The fields of a document by those of its pages, with warnings. A single page is the document.
+    """The fields of a document, made of the fields of its pages, with warnings.
 
     The order of the pages decides, never the order in which they were extracted.
     """
@@ -122,14 +125,14 @@ def merge(pages: Sequence[Page]) -> tuple[Fields, list[str]]:
     warnings: list[str] = []
     typed = [page for page in pages if page.fields.type != "other"]
     kind = _chosen("type", typed or pages, warnings)
-    # A price in the annex of a letter is not its total. But an invoice may have a letter before it:
+    # A price in the annex of a letter is not its total. But a letter may come before an invoice:
     # then the pages contradict each other in the type.
     without_tables = kind.value in _NO_TABLES and not warnings
     vendor = _chosen("vendor", pages, warnings)
     date = _chosen("date", pages, warnings)
     priced = [page for page in pages if not without_tables or page.fields.type == kind.value]
     total = _chosen("total", list(reversed(priced)), warnings)
-    # The currency is that of the total, where its page names one.
+    # The page of the total decides the currency, if it names one.
     beside = [page for page in priced if page.number == total.page and page.fields.currency]
     currency = _chosen("currency", beside or priced, warnings)
     if total.value is None:
@@ -137,16 +140,16 @@ def merge(pages: Sequence[Page]) -> tuple[Fields, list[str]]:
     items = [item for page in priced for item in page.fields.line_items]
     if len(items) > MAX_LINE_ITEMS:
         warnings.append(f"only the first {MAX_LINE_ITEMS} of {len(items):,} line items are kept")
-    sure = {
-        "type": kind.sure,
-        "vendor": vendor.sure,
-        "date": date.sure,
-        "currency": currency.sure,
-        "total": total.sure,
-        "line_items": _sure_of_items(priced),
+    confidences = {
+        "type": kind.confidence,
+        "vendor": vendor.confidence,
+        "date": date.confidence,
+        "currency": currency.confidence,
+        "total": total.confidence,
+        "line_items": _confidence_of_items(priced),
     }
     if total.value is not None and _add_up(items, total.value):
-        sure["line_items"] = max(sure["line_items"], total.sure)
+        confidences["line_items"] = max(confidences["line_items"], total.confidence)
     merged = Fields(
         type=kind.value,
         vendor=vendor.value,
@@ -154,14 +157,14 @@ def merge(pages: Sequence[Page]) -> tuple[Fields, list[str]]:
         currency=currency.value,
         total=total.value,
         line_items=items[:MAX_LINE_ITEMS],
-        confidence=overall(kind.value, sure),
-        confidences=Confidences(**sure),
+        confidence=overall(kind.value, confidences),
+        confidences=Confidences(**confidences),
     )
     return merged, warnings
 
 
 def _chosen(name: str, pages: Iterable[Page], warnings: list[str]) -> _Choice:
-    """The value of a field: that of the first of these pages, unless another is clearly surer."""
+    """The value of a field on the first of these pages, unless another page is clearly surer."""
     found = [
         _Choice(page.number, value, getattr(page.fields.confidences, name))
         for page in pages
@@ -171,21 +174,20 @@ def _chosen(name: str, pages: Iterable[Page], warnings: list[str]) -> _Choice:
         return _Choice(0, None, 0.0)
     best = found[0]
     for other in found[1:]:
-        if other.sure > best.sure + CLEARLY_SURER:
+        if other.confidence > best.confidence + CLEAR_MARGIN:
             best = other
-    same = [other for other in found if other.value == best.value]
-    sure = max(other.sure for other in same)
-    rivals = [other for other in found if other.value != best.value and other.sure >= sure]
+    highest = max(other.confidence for other in found if other.value == best.value)
+    rivals = [one for one in found if one.value != best.value and one.confidence >= highest]
     if not rivals:
-        return best._replace(sure=sure)
-    said = sorted([best, rivals[0]])
-    words = " and ".join(f"page {one.page} has {str(one.value)[:_MAX_SHOWN]}" for one in said)
+        return best._replace(confidence=highest)
+    both = sorted([best, rivals[0]], key=lambda one: one.page)
+    words = " and ".join(f"page {one.page} has {str(one.value)[:_MAX_SHOWN]}" for one in both)
     warnings.append(f"its pages contradict each other in {name}: {words}")
-    return best._replace(sure=min(sure, DISPUTED))
+    return best._replace(confidence=min(highest, DISPUTED))
 
 
-def _sure_of_items(pages: Sequence[Page]) -> float:
-    """The mean of the pages, each weighted by its line items; without any, of all pages."""
+def _confidence_of_items(pages: Sequence[Page]) -> float:
+    """The mean over the pages, each weighted by the number of its line items, if there are any."""
     weights = [len(page.fields.line_items) for page in pages]
     if not any(weights):
         weights = [1] * len(pages)
@@ -195,14 +197,14 @@ def _sure_of_items(pages: Sequence[Page]) -> float:
 
 
 def _add_up(items: Sequence[LineItem], total: float) -> bool:
-    """Whether the line items of all pages are the total, to the cent."""
+    """Whether the amounts of the line items add up to the total, to the cent."""
     amounts = [item.amount for item in items]
     if not amounts or None in amounts:
         return False
     return abs(math.fsum(amount for amount in amounts if amount is not None) - total) < _HALF_A_CENT
 
 
-class _Missing:
+class _MissingPages:
     """The pages without fields, by the reason."""
 
     def __init__(self, count: int) -> None:
@@ -215,20 +217,23 @@ class _Missing:
         self._messages.setdefault(kind, message)
 
     def warnings(self) -> list[str]:
-        """A blank page is no loss, so it gives none."""
+        """A blank page loses nothing, so it has no warning."""
         return [
-            f"{len(numbers)} of {self._count} pages are left out ({_listed(numbers)}): "
-            f"{self._messages[kind]}"
+            f"{len(numbers)} of {self._count} pages {'is' if len(numbers) == 1 else 'are'} left "
+            f"out ({_listed(numbers)}): {self._messages[kind]}"
             for kind, numbers in self._pages.items()
-            if kind != _BLANK
+            if kind != BLANK
         ]
 
     def error(self) -> PermanentError:
         """Why there is nothing to join; a blank page is the reason only if all are blank."""
-        kinds = sorted(self._pages, key=lambda kind: kind == _BLANK)
+        kinds = sorted(self._pages, key=lambda kind: kind == BLANK)
         if not kinds:
             return PermanentError("the document has no page", type="corrupt")
-        return PermanentError(self._messages[kinds[0]], type=kinds[0])
+        message = self._messages[kinds[0]]
+        if self._count > 1:
+            message = f"none of its {self._count} pages gives any text: {message}"
+        return PermanentError(message, type=kinds[0])
 
 
 def _listed(numbers: Sequence[int]) -> str:

@@ -245,7 +245,7 @@ MAX_BYTES = 50_000_000
 MAX_BYTES_SETTING = "DOVETAIL_DOCUMENTS_MAX_BYTES"
 MAX_PAGES_SETTING = "DOVETAIL_DOCUMENTS_MAX_PAGES"
 MAX_ALLOWED_PAGES = 10_000
-"""What the setting may be: the numbers of the pages are one output."""
+"""The largest value of the setting: `split` returns the numbers of the pages as one output."""
 
 _NOT_OPENED = {
     errno.ENOENT: ("not_found", "there is no such file"),
@@ -363,7 +363,7 @@ def max_bytes() -> int:
 
 
 def max_pages() -> int:
-    """How many pages a document may have that is split into them."""
+    """How many pages a PDF may have that is extracted page by page."""
     return _limit(MAX_PAGES_SETTING, "pages", MAX_PAGES, MAX_ALLOWED_PAGES)
 
 
@@ -390,9 +390,9 @@ def _too_large(path: Path, size: str, limit: int) -> PermanentError:
 
 
 def split(data: bytes, path: Path) -> tuple[str, int]:
-    """The kind of a document, and how many pages it is split into: one, unless it is a PDF.
+    """The kind of a document, and the number of its pages. A document that is no PDF has one page.
 
-    Raises `PermanentError` if it has more pages than it may.
+    Raises `PermanentError` if a PDF has more pages than `max_pages`.
     """
     kind = _kind(data, path)
     if kind != "pdf":
@@ -408,21 +408,22 @@ def split(data: bytes, path: Path) -> tuple[str, int]:
 
 
 def parse(data: bytes, path: Path, page: int | None = None) -> Reading:
-    """The text in these bytes, of a PDF on request only that of one page, from 1.
+    """The text in these bytes. `page`, from 1: of a PDF only the text of this page.
 
     The path is used in messages only.
     """
     kind = _kind(data, path)
     pages, warnings = 1, []
+    if kind != "pdf":
+        page = None
+    if page is not None:
+        path = path.with_name(f"{path.name}, page {page}")
     if kind == "txt":
         text = _decoded(data)
     else:
         if kind == "html":
             data = _decoded(data).encode("utf-8", "replace")
-        if kind == "pdf" and page is not None:
-            answer = ask_reader(f"pdf:{page}", data, path.with_name(f"{path.name}, page {page}"))
-        else:
-            answer = ask_reader(kind, data, path)
+        answer = ask_reader(kind if page is None else f"pdf:{page}", data, path)
         text, pages, warnings = answer["text"], answer["pages"], answer["warnings"]
     text = _clean(text)
     if not text:

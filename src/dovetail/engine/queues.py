@@ -1,6 +1,6 @@
-"""What waits for workers and rate limits, and what runs, over all runs that go on.
+"""The nodes that wait for a worker or a rate limit, and the nodes that run, of all running runs.
 
-It is read from the runs themselves, within bounds: the reply says how many runs were looked at.
+They are read from the runs themselves, within bounds: the reply says how many runs were read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LOOK_SECONDS = 1.0
 
 
 class QueueInspector(Protocol):
-    """The workers, and what the transport holds for them."""
+    """The workers, and how many tasks wait in the transport."""
 
     async def workers(self, *, with_schemas: bool = False) -> list[dict[str, Any]]:
         """In the fields of `GET /workers`, the dead ones that are still remembered included."""

@@ -305,6 +305,8 @@ class DocumentCounts(BatchCounts):
         """The rate limit, where there is something to limit."""
         self.trouble = ""
         """What keeps the one that has waited longest."""
+        self.pages: tuple[str, str] | None = None
+        """The path of that one, and how many of its pages are done."""
         self._at_work = at_work
         self._ends: deque[float] = deque(maxlen=RECENT)
         """When the last of them ended that were not done before."""
@@ -339,7 +341,11 @@ class DocumentCounts(BatchCounts):
 
     def _names(self) -> list[str]:
         # Another thread takes files away while this one paints: a list of them is made at once.
-        return [clip(plain(Path(path).name), _LONGEST_NAME) for path in [*self._at_work]]
+        paths = [*self._at_work]
+        names = [clip(plain(Path(path).name), _LONGEST_NAME) for path in paths]
+        if paths and self.pages is not None and self.pages[0] == paths[0]:
+            names[0] += f" ({self.pages[1]})"
+        return names
 
     def summary(self) -> str:
         order = (COMPLETED, CACHED, FAILED, CANCELLED)
@@ -362,13 +368,16 @@ class DocumentCounts(BatchCounts):
         return f"about {countdown(seconds)} left"
 
 
-EXTRACT = "extract"
+EXTRACT, EXTRACT_PAGE = "extract", "extract_page"
+PAGES_WORKFLOW = "document_pages"
 MODULE = "dovetail.documents"
 MAX_ON_SERVER = 100
 """Documents in flight where each that is waited for holds a connection."""
 MAX_QUEUED = 10_000
 """Documents that were read ahead and wait for their run: they make the estimate better."""
 READ_AT_ONCE = 32
+WATCHED_PAGES = 20
+"""So many pages that wait are looked at for an error: as many as may run at once."""
 CHECK_SECONDS = 2.0
 """Between two checks of the rate limit and of the oldest run, for the view."""
 
@@ -577,6 +586,8 @@ class DocumentRuns:
                     if again.is_done:
                         return _done_before(entry.place, again)
                     continue  # what it wrote is gone, or has been overwritten: once more
+                if _has_pages_of_two_extractors(before):
+                    continue  # a retry keeps these pages, and would fail again
                 if before["finished_at"] is not None:
                     with suppress(Conflict):  # another process does the same
                         await commands.retry_run(run_id)
@@ -625,9 +636,11 @@ class DocumentRuns:
                 limit = await commands.rate_limit(self.work.tag)
                 self.tally.calls_per_second = limit["rate_per_second"]
             await asyncio.sleep(CHECK_SECONDS)
-            oldest = next(iter(self._at_work.values()), None)
+            path, oldest = next(iter(self._at_work.items()), ("", None))
             run = None if oldest is None else await commands.get_run(oldest)
-            self.tally.trouble = "" if run is None else trouble_of(run)
+            self.tally.trouble = "" if run is None else await trouble_now(commands, run)
+            pages = "" if run is None else pages_of(run)
+            self.tally.pages = (path, pages) if pages else None
 
     # ── words ────────────────────────────────────────────────────────────────────────────
 
@@ -655,17 +668,49 @@ class DocumentRuns:
         os.write(2, f"{words}{typed_again()}\n".encode())
 
 
-def trouble_of(run: Mapping[str, Any]) -> str:
-    """What is tried again, and why."""
-    for node in run["nodes"]:
+async def trouble_now(commands: EngineApi, run: Mapping[str, Any]) -> str:
+    """The node or the page of a run that is tried again, and why."""
+    if trouble := trouble_of(run["nodes"]):
+        return trouble
+    if not any(node["id"] == EXTRACT_PAGE and _waits(node["items"]) for node in run["nodes"]):
+        return ""
+    run_id, queued = run["run_id"], NodeStatus.QUEUED.value
+    page = await commands.node_items(run_id, EXTRACT_PAGE, status=queued, limit=WATCHED_PAGES)
+    return trouble_of([{**item, "id": f"page {item['index'] + 1}"} for item in page["items"]])
+
+
+def _waits(items: Mapping[str, int] | None) -> bool:
+    return items is not None and items["pending"] > 0
+
+
+def trouble_of(nodes: Sequence[Mapping[str, Any]]) -> str:
+    """The first of these nodes that is tried again, and why."""
+    for node in nodes:
         if node["error"] is not None and node["status"] in _TRIED_AGAIN:
             words = clip(plain(error_words(node["id"], node["error"])), _LONGEST_TROUBLE)
             return f"{node['id']} is tried again: {words}"
     return ""
 
 
+def pages_of(run: Mapping[str, Any]) -> str:
+    """How many pages of the document have ended; "" before it is split and without `--pages`."""
+    items = next((node["items"] for node in run["nodes"] if node["id"] == EXTRACT_PAGE), None)
+    if items is None:
+        return ""
+    return f"{items['completed'] + items['failed']:,} of {counted(items['total'], 'page')}"
+
+
 _TRIED_AGAIN = (NodeStatus.QUEUED, NodeStatus.RUNNING)
 _LONGEST_TROUBLE = 120
+
+
+def _has_pages_of_two_extractors(run: Mapping[str, Any]) -> bool:
+    """Whether `join_pages` has refused the pages: in the pipeline, a retry extracts again."""
+    error = run["error"] or {}
+    return bool(
+        run["workflow"] == PAGES_WORKFLOW
+        and (error.get("node"), error.get("type")) == (EXTRACT, "other_extractor")
+    )
 
 
 def _done_before(place: int, document: SourceDocument) -> DocumentOutcome:

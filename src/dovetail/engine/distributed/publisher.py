@@ -99,7 +99,7 @@ class TaskRenderer:
     def _render_items_ahead(
         self, dispatches: Sequence[Dispatch], scope: TemplateScope
     ) -> dict[int, Task]:
-        """The same for items of one node, by place. The list may be shorter than they think."""
+        """The same for items of one node, by place. Items beyond the end of the list have none."""
         kept = self.kept_list(dispatches[0])
         if kept is None:
             return {}
@@ -137,7 +137,7 @@ class TaskRenderer:
         params: dict[str, Any] | None,
         value: Any,
     ) -> Task | Fail:
-        """The config reads `reading`, which may have an item with this value."""
+        """`reading` is the scope that the config reads; `value` is the item's value, if any."""
         run, place, token, item = order
         spec = run.graph.nodes[place]
         try:

@@ -94,17 +94,17 @@ def foresee(
 
 
 class NextItems:
-    """Which item of a mapped node is begun next, as far as that can be known: while this process
-    alone applies the results of the node, and the window is full."""
+    """Predicts which item of a mapped node starts next. That is possible while only this process
+    applies the results of the node, and its window is full."""
 
     def __init__(self) -> None:
         self._next: dict[tuple[str, int], tuple[int, bool]] = {}
-        """By run and node; and whether the last call found it as this process had left it."""
+        """By run and node: the next item, and whether the last reply confirmed the prediction."""
 
     def foresee(
         self, run: RunState, shape: GraphShape, index: int, count: int, token: Token
     ) -> Foreseen | None:
-        """What so many results of the node's items will publish with this token."""
+        """The dispatches that `count` results of the node's items will cause, with this token."""
         first, is_sure = self._next.get((run.id, index), (0, False))
         spec = run.graph.nodes[index]
         if not is_sure or shape.needs[index] or spec.cache_ttl is not None:
@@ -114,7 +114,7 @@ class NextItems:
         return orders, RedisTemplateScope(run)
 
     def note(self, run_id: str, index: int, answer: Sequence[int]) -> None:
-        """What `complete_items.lua` replied."""
+        """Learn the next item from a reply of `complete_items.lua`."""
         done, _, first, *begun = answer
         known, _ = self._next.pop((run_id, index), (-1, False))
         if not done or len(begun) != 2 * done:

@@ -1,12 +1,12 @@
-"""What a mapped node may have 100,000 of, in few bytes: the usual events of items, and the records
-of items that have completed.
+"""Short forms of usual events, and of records of completed items: a node may have 100,000 of each.
 
-A packed event stands for `[time, kind, 1, place, attempt, data]`, as all other events are kept: a
-byte for the kind and the attempt, the time as 8 bytes, the place as 5 bytes, and of `node.started`
-the worker. Events of later epochs and attempts are not packed, nor are failures.
+An event of an item is usual if the item is queued, started or completed in its first epoch and
+attempt. All other events are stored as JSON: `[time, kind, epoch, place, attempt, data]`. A usual
+event is packed: a byte for kind and attempt, the time in 8 bytes, the place in 5 bytes, and for
+`node.started` the worker.
 
-A packed record has the letter C, start and end as 8 bytes each, then epoch, attempt and worker as
-text, a line break, and the output. The archive has records and events as text.
+A packed record has the letter C, start and end in 8 bytes each, then epoch, attempt and worker as
+text, a line break, and the output. The archive stores both as text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import orjson
 from dovetail.core.items import PLACES
 
 KINDS = {b"\1": ("node.queued", 0), b"\2": ("node.started", 1), b"\3": ("node.completed", 1)}
-"""What the first byte of a packed event says: its kind and attempt. Text has no such byte."""
+"""The kind and the attempt of a packed event, by its first byte. JSON begins with none of these."""
 CODES = {kind: code for code, kind in KINDS.items()}
 TIME, TIMES = Struct(">d"), Struct(">dd")
 PLACE_AT, WORKER_AT = 9, 14
@@ -52,7 +52,7 @@ def unpacked_event(text: bytes) -> bytes:
 
 
 def packed_event(text: bytes) -> bytes:
-    """The reverse of `unpacked_event`; an event that says anything else stays as it is."""
+    """The reverse of `unpacked_event`; an event that is not usual stays as it is."""
     time, kind, _, place, attempt, data = orjson.loads(text)
     code = CODES.get((kind, attempt))
     if code is None or place is None or place < PLACES:
