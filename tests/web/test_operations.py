@@ -238,3 +238,20 @@ def test_the_page_of_the_api_sends_its_calls(server: Server, open_page: OpenPage
     form.get_by_role("button", name="Send").click()
     expect(form.get_by_label("Reply")).to_contain_text("onerror=alert(1)")
     assert page.locator("img").count() == 0
+
+
+def test_the_page_of_the_api_shows_a_stream_as_it_comes_and_leads_to_its_sections(
+    server: Server, open_page: OpenPage
+) -> None:
+    page = open_page(f"{server.url}/docs")
+    page.get_by_role("button", name="Try GET /api/v1/events", exact=True).click()
+    form = page.get_by_role("form", name="GET /api/v1/events", exact=True)
+    form.get_by_role("button", name="Send").click()
+    expect(form.get_by_label("Reply")).to_contain_text(": events of all runs")
+    run_id = start(server, {"name": "streamed", "nodes": [node("a", "gives", n=1)]})
+    expect(form.get_by_label("Reply")).to_contain_text(run_id)
+    with page.expect_event("requestfailed") as left:
+        form.get_by_role("button", name="Close").click()
+    assert left.value.url.endswith("/api/v1/events")
+    page.get_by_role("navigation").get_by_role("link", name="Rate limits").click()
+    expect(page.get_by_role("heading", name="Rate limits")).to_be_in_viewport()

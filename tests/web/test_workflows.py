@@ -115,9 +115,31 @@ def test_an_alias_of_a_version_that_fails_is_rolled_back_in_three_clicks(
     page.get_by_role("dialog").get_by_role("button", name="Roll back to v1").click()
     expect(page.get_by_role("dialog")).to_have_count(0)
     expect(row).to_contain_text("v1")
-    expect(row).to_contain_text("none failed")
+    expect(row).to_contain_text("none of 1 failed")
     assert page.evaluate("clicks") == 3
     assert server.client().get(f"/workflows/{name}")["aliases"] == {"stable": 1, "latest": 2}
+
+
+@pytest.mark.parametrize("alias", ["stable", None])
+def test_a_version_that_fails_is_rolled_back_in_three_clicks_from_its_failed_run(
+    server: Server, open_page: OpenPage, alias: str | None
+) -> None:
+    name = two_versions(server, alias)
+    page = open_page(f"{server.url}/#/runs?workflow={name}")
+    page.get_by_role("listitem").filter(has_text="failed").get_by_role("link").click()
+    page.get_by_role("button", name="Roll back v2…").click()
+    dialog = page.get_by_role("dialog", name=f"Roll back {alias or name}")
+    dialog.get_by_role("button", name="Roll back to v1").click()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    assert page.evaluate("clicks") == 3
+    aliases = server.client().get(f"/workflows/{name}")["aliases"]
+    assert aliases == ({"stable": 1, "latest": 2} if alias else {"latest": 3})
+    page.reload()
+    expect(page.locator(".aliases")).to_be_visible()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    page.go_back()
+    page.get_by_role("heading", level=1).get_by_role("link", name=name).click()
+    expect(page.get_by_role("form", name="Trigger a run")).to_be_visible()
 
 
 def test_a_workflow_without_aliases_is_rolled_back_in_three_clicks_too(
@@ -372,6 +394,24 @@ def test_the_same_as_a_command_makes_the_same_run(
     if which != "Command line":
         expected["tags"] = ["it's"]
     assert runs()[0]["params"] == expected
+
+
+def test_numbers_that_a_browser_cannot_hold_stay_as_they_are(
+    server: Server, open_page: OpenPage
+) -> None:
+    name = greeting(server)
+    params = {"who": "Ada", "level": 3, "count": 2**62 + 1, "tags": [str(2**62 + 1)]}
+    run_id = run(server, name, params)["run_id"]
+    page = open_page(f"{server.url}/#/runs/{run_id}/data")
+    expect(page.locator(".json").first).to_contain_text(f"count: {2**62 + 1}")
+    page.get_by_role("link", name="Trigger again…").click()
+    page.get_by_text("The same on the command line").click()
+    expect(page.locator(".same-as pre")).to_contain_text(f'"count":{2**62 + 1}')
+    page.get_by_role("button", name="Trigger", exact=True).click()
+    expect(page.get_by_text("The run completed")).to_be_visible()
+    made = page.url.rpartition("/")[2]
+    assert made != run_id
+    assert server.client().get(f"/runs/{made}")["params"] == params
 
 
 def test_a_workflow_without_a_schema_takes_any_object(server: Server, open_page: OpenPage) -> None:

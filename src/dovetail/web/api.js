@@ -55,7 +55,18 @@ function withToken(headers) {
 }
 
 // A call as it is, whatever its reply.
-export const rawCall = (method, where, headers, body) => fetch(where, { method, headers: withToken(headers), body, cache: "no-store" });
+export const rawCall = (method, where, headers, body, signal) => fetch(where, { method, headers: withToken(headers), body, signal, cache: "no-store" });
+
+// Whole numbers beyond 2^53 stay as they were written, where the browser can do that.
+const LARGE_NUMBER = /(?:^|[[:,])\s*-?\d{16,}\s*(?:$|[,}\]])/;
+
+export function parseJson(text) {
+  if (!JSON.rawJSON || !LARGE_NUMBER.test(text)) return JSON.parse(text);
+  const isLarge = (value, source) => Number.isInteger(value) && !Number.isSafeInteger(value) && /^-?\d+$/.test(source);
+  return JSON.parse(text, (key, value, { source }) => (isLarge(value, source) ? JSON.rawJSON(source) : value));
+}
+
+export const isRawNumber = (value) => Boolean(JSON.isRawJSON?.(value));
 
 async function send(method, where, { body, headers = {}, signal } = {}) {
   const sent = withToken(headers);
@@ -91,7 +102,7 @@ function sentence(text) {
 }
 
 export async function get(where, signal) {
-  return (await send("GET", where, { signal })).json();
+  return parseJson(await (await send("GET", where, { signal })).text());
 }
 
 // A read that is repeated: gives back `known` itself if the server says that it is the same. `seq`
@@ -100,7 +111,7 @@ export async function reread(where, known, signal) {
   const headers = known && known.tag ? { "If-None-Match": known.tag } : {};
   const reply = await send("GET", where, { headers, signal });
   if (reply.status === 304) return known;
-  return { value: await reply.json(), tag: reply.headers.get("ETag"), seq: Number(reply.headers.get("Last-Event-Id")) };
+  return { value: parseJson(await reply.text()), tag: reply.headers.get("ETag"), seq: Number(reply.headers.get("Last-Event-Id")) };
 }
 
 export async function post(where, body, headers, signal) {
@@ -175,7 +186,7 @@ export async function follow(where, { after, first = null, onEvents, onOpen, sig
       onOpen?.();
       for await (const frames of framesOf(reply.body, open.signal)) {
         last = frames.at(-1).id ?? last;
-        onEvents(frames.map((frame) => JSON.parse(frame.data)));
+        onEvents(frames.map((frame) => parseJson(frame.data)));
       }
     } catch (error) {
       if (signal.aborted) return;

@@ -280,8 +280,8 @@ function within(shape, view, size, width, height) {
 function Box({ node, at, chosen, cursor, match, href }) {
   const [icon, word] = STATES[node.status] ?? ["", "none"];
   const note = node.items ? itemsShort(node.items) : node.progress?.fraction ? `${Math.round(100 * node.progress.fraction)} %` : null;
-  const classes = ["box", `box-${word}`, chosen && "chosen", cursor && "cursor", match && "match", node.mark && `mark-${node.mark}`].filter(Boolean).join(" ");
-  return html`<a class=${classes} href=${href} tabindex="-1" title=${`${node.id}${node.status ? `: ${word}` : ""}`} aria-label=${`${node.id}${node.status ? `, ${word}` : ""}${node.mark ? `, ${node.mark}` : ""}`}
+  const classes = ["box", `box-${word}`, chosen && "chosen", cursor && "cursor", match && "match", node.reason === "dependency_failed" && "behind", node.mark && `mark-${node.mark}`].filter(Boolean).join(" ");
+  return html`<a class=${classes} href=${href} tabindex="-1" title=${`${node.id}${node.status ? `: ${word}` : ""}${node.reason === "dependency_failed" ? `, because ${node.cause} failed` : ""}`} aria-label=${`${node.id}${node.status ? `, ${word}` : ""}${node.mark ? `, ${node.mark}` : ""}`}
     style=${{ left: `${at.x}px`, top: `${at.y}px`, width: `${WIDTH}px`, height: `${HEIGHT}px` }}>
     ${icon && html`<span class="mark" aria-hidden="true">${icon}</span>`}<span class="name"><${Name} text=${node.id} />${note && html`<small>${note}</small>`}</span></a>`;
 }
@@ -306,7 +306,7 @@ function GroupList({ group, nodes, layout, parts, query }) {
       <a class="c-name" href=${link(parts, { ...query, node: node.id, at: "" })}>${node.id}</a> <${State} of=${node.status} /></div>`} /></section>`;
 }
 
-const KEYS = "The arrow keys go along the edges, Enter opens a node, Shift and the arrow keys move the graph, plus and minus zoom, 0 fits it.";
+const KEYS = "The arrow keys go along the edges, or from layer to layer where layers are collapsed, Enter opens a node, Shift and the arrow keys move the graph, plus and minus zoom, 0 fits it.";
 
 // `nodes`: id, and where there is one status, items, progress, `mark` (a word). `where`: the layout.
 export function GraphView({ nodes, where, query, href }) {
@@ -457,9 +457,16 @@ function Drawing({ nodes, layout, query, href, plain }) {
     if (key === "ArrowUp") return near(layout.parents.get(id));
     return row[row.indexOf(id) + (key === "ArrowRight" ? 1 : -1)];
   };
+  const toLayer = (by) => {
+    const last = layout.layers.length - 1;
+    const next = chosen === null ? (by > 0 ? 0 : last) : clamp(chosen + by, 0, last);
+    setQuery({ group: String(next) });
+  };
   const keys = (event) => {
     const step = { ArrowLeft: [60, 0], ArrowRight: [-60, 0], ArrowUp: [0, 60], ArrowDown: [0, -60] }[event.key];
-    if (step && (event.shiftKey || isCollapsed)) moved.shift(...step);
+    const isAlong = event.key === "ArrowUp" || event.key === "ArrowDown";
+    if (step && isCollapsed && isAlong && !event.shiftKey && !plain) toLayer(event.key === "ArrowDown" ? 1 : -1);
+    else if (step && (event.shiftKey || isCollapsed)) moved.shift(...step);
     else if (step) {
       const from = cursor ?? query.node;
       const next = from && layout.at.has(from) ? neighbour(event.key, from) : layout.layers[0][0];

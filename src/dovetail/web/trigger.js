@@ -1,6 +1,6 @@
 // A form for the params of a workflow, made from their schema, and the same request to copy.
 import { html, useEffect, useMemo, useRef, useState } from "./html.js";
-import { get, hasToken, newKey, path, post } from "./api.js";
+import { get, hasToken, isRawNumber, newKey, parseJson, path, post } from "./api.js";
 import { go, setQuery } from "./route.js";
 import { Copy, STATES, Trouble, WriteButton } from "./ui.js";
 
@@ -64,7 +64,7 @@ function valueOf(text, { kind, schema }) {
 
 function parsed(text) {
   try {
-    return JSON.parse(text);
+    return parseJson(text);
   } catch (error) {
     throw new Error(`This is no JSON: ${error.message}`);
   }
@@ -139,6 +139,7 @@ function python(value) {
   if (value === null) return "None";
   if (value === true) return "True";
   if (value === false) return "False";
+  if (isRawNumber(value)) return JSON.stringify(value);
   if (Array.isArray(value)) return `[${value.map(python).join(", ")}]`;
   if (typeof value === "object") return `{${Object.entries(value).map(([key, one]) => `${JSON.stringify(key)}: ${python(one)}`).join(", ")}}`;
   return JSON.stringify(value);

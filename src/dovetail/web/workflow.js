@@ -35,6 +35,13 @@ function rollbackTarget(alias, current, versions, byVersion, history) {
   return worked ?? older[0];
 }
 
+// The dialog that rolls an alias back; null where there is no older version.
+function rollbackOf(alias, { workflow, versions, byVersion, history }) {
+  const current = Math.max(...targetsOf(workflow.aliases[alias]).map((one) => one.version));
+  const target = rollbackTarget(alias, current, versions, byVersion, history);
+  return target === undefined ? null : { kind: alias === "latest" ? "latest" : "rollback", alias, target };
+}
+
 function useChange(onDone) {
   const [state, setState] = useState({ busy: false, error: null });
   const start = async (change) => {
@@ -124,11 +131,11 @@ function Aliases({ workflow, versions, byVersion, history, open }) {
   return html`<section><header><h2>Aliases</h2><span class="grow"></span><${WriteButton} class="quiet" onClick=${() => open({ kind: "alias" })}>New alias…<//></header>
     <ul class="plain aliases">${names.map((alias) => {
       const named = targetsOf(workflow.aliases[alias]);
-      const back = rollbackTarget(alias, Math.max(...named.map((one) => one.version)), versions, byVersion, history);
+      const back = rollbackOf(alias, { workflow, versions, byVersion, history });
       return html`<li key=${alias}><div class="alias"><strong>${alias}</strong>
           ${named.map((one) => html`<span class="target" key=${one.version}>v${one.version}${one.share === undefined ? "" : ` ${percent(one.share)}`} <${FailureShare} runs=${byVersion.get(one.version) ?? []} /></span>`)}</div>
         <div class="actions">
-          ${back !== undefined && html`<${WriteButton} onClick=${() => open({ kind: alias === "latest" ? "latest" : "rollback", alias, target: back })}>Roll back to v${back}…<//>`}
+          ${back && html`<${WriteButton} onClick=${() => open(back)}>Roll back to v${back.target}…<//>`}
           ${alias !== "latest" && html`<${WriteButton} class="quiet" onClick=${() => open({ kind: "alias", alias, target: named[0]?.version })}>Change…<//>`}
         </div></li>`;
     })}</ul></section>`;
@@ -210,6 +217,16 @@ export function WorkflowScreen({ name, tab = "", query }) {
   const again = () => [read, latest, known, runs, past].forEach((one) => one.again());
   useEffect(() => setDialog(null), [tab]);
   const workflow = read.value?.value;
+  // A link of a failed run: opens the roll back of the alias that names its version.
+  const failed = Number(query.rollback);
+  const isRead = [read, known, runs, past].every((one) => one.value || one.error);
+  useEffect(() => {
+    if (!failed || !isRead || !workflow) return;
+    const names = (alias) => targetsOf(workflow.aliases[alias]).some((one) => one.version === failed);
+    const found = Object.keys(workflow.aliases).filter(names).sort((a, b) => (a === "latest") - (b === "latest"));
+    setQuery({ rollback: "" });
+    if (found.length) setDialog(rollbackOf(found[0], { workflow, versions: items.map((one) => one.version), byVersion, history }));
+  }, [failed, isRead]);
   if (!workflow || !known.value) {
     const error = read.error ?? known.error;
     return html`<main tabindex="-1"><h1>${name}</h1>${error ? html`<${Trouble} error=${error} again=${again} />
