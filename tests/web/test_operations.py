@@ -40,6 +40,18 @@ def test_workers_show_what_they_run(server: Server, open_page: OpenPage) -> None
     expect(link).to_have_count(0)
 
 
+def test_a_reply_that_breaks_off_does_not_end_the_screen(
+    server: Server, open_page: OpenPage
+) -> None:
+    page = open_page("about:blank")
+    page.route("**/api/v1/workers", lambda route: route.fulfill(body='{"items": [', status=200))
+    page.goto(f"{server.url}/#/operations/workers")
+    expect(page.get_by_role("alert")).to_contain_text("cannot be read")
+    page.unroute("**/api/v1/workers")
+    expect(page.get_by_role("article", name=re.compile("^Worker "))).to_be_visible()
+    expect(page.get_by_role("alert")).to_have_count(0)
+
+
 def test_queues_are_listed_by_handler(server: Server, open_page: OpenPage) -> None:
     page = open_page(f"{server.url}/#/operations/queues")
     row = page.get_by_role("row", name=re.compile("^breaks"))

@@ -288,6 +288,19 @@ def test_a_definition_is_shown_as_text_and_as_a_graph(server: Server, open_page:
     expect(page.get_by_role("heading", name=name)).to_contain_text("v2")
 
 
+def test_the_last_runs_of_an_open_workflow_are_live(server: Server, open_page: OpenPage) -> None:
+    name = two_versions(server)
+    page = open_page(f"{server.url}/#/workflows/{name}")
+    recent = page.locator(".recent").filter(has=page.get_by_role("link")).get_by_role("listitem")
+    expect(recent).to_have_count(2)
+    page.locator("#params-json").fill('{"typed": 1}')
+    made = run(server, name, version=1)["run_id"]
+    expect(recent).to_have_count(3)
+    expect(recent.first).to_contain_text(made[:8])
+    expect(recent.first).to_contain_text("completed")
+    expect(page.locator("#params-json")).to_have_value('{"typed": 1}')
+
+
 # ── the trigger form ─────────────────────────────────────────────────────────────────────
 
 

@@ -327,6 +327,7 @@ function Drawing({ nodes, layout, query, href, plain }) {
   const [frame, board, boxes, map] = [useRef(null), useRef(null), useRef(null), useRef(null)];
   const [size, setSize] = useState({ width: 800, height: 500 });
   const [seen, setSeen] = useState([]);
+  const [isTooSmall, setTooSmall] = useState(false); // to read names
   const [cursor, setCursor] = useState(null);
   const chosen = isCollapsed ? (query.group ? Number(query.group.split(".")[0]) : null) : query.node ?? null;
   const wanted = (query.find || "").toLowerCase();
@@ -347,6 +348,7 @@ function Drawing({ nodes, layout, query, href, plain }) {
       else paintNodes(context, nodes, shape, view, size, palette.current, marked);
     }
     boxes.current.style.transform = `translate(${view.x}px, ${view.y}px) scale(${view.zoom})`;
+    setTooSmall(readable === null);
     setSeen((now) => {
       const next = readable ?? [];
       return now.length === next.length && now.every((id, n) => id === next[n]) ? now : next;
@@ -499,7 +501,7 @@ function Drawing({ nodes, layout, query, href, plain }) {
       ${!plain && html`<input type="search" aria-label="Search the graph" placeholder="Find a node" value=${query.find || ""} onInput=${(e) => setQuery({ find: e.currentTarget.value })} onKeyDown=${jump} />
       ${wanted && html`<span class="count">${found.length.toLocaleString()} found${found.length ? ", Enter goes to the next" : ""}</span>`}
       <label><input type="checkbox" checked=${isCollapsed} onChange=${(e) => setQuery({ collapse: e.currentTarget.checked ? "1" : "0", group: "" })} /> Collapse layers</label>`}
-      <span class="count">${nodes.length.toLocaleString()} ${nodes.length === 1 ? "node" : "nodes"}</span></div>
+      <span class="count">${nodes.length.toLocaleString()} ${nodes.length === 1 ? "node" : "nodes"}${isTooSmall ? "; zoom in to read their names" : ""}</span></div>
     <div class="canvas" ref=${frame} data-layout=${layout.by} tabindex="0" role="application" aria-label=${`Graph. ${KEYS}`} onKeyDown=${keys} onClick=${pick} ...${moved.handlers}>
       <canvas class="lines" ref=${board} aria-hidden="true"></canvas>
       <div class="boxes" ref=${boxes}>

@@ -82,6 +82,7 @@ export function LogView({ runId, query, set, nodes, again, compact, wrap: wrapAt
   const [following, setFollowing] = useState(true);
   const narrow = useNarrow();
   const [wrap, setWrap] = useState(Boolean(wrapAtFirst) || narrow);
+  const [unsaved, setUnsaved] = useState(null);
   const withNode = !query.node;
   const search = useRef(null);
   const searched = (event) => {
@@ -103,10 +104,10 @@ export function LogView({ runId, query, set, nodes, again, compact, wrap: wrapAt
       <label><input type="checkbox" checked=${following} onChange=${(e) => setFollowing(e.currentTarget.checked)} /> Follow</label>
       <label><input type="checkbox" checked=${wrap} onChange=${(e) => { setWrap(e.currentTarget.checked); set?.({ wrap: e.currentTarget.checked ? "1" : "" }); }} /> Wrap</label>
       <${Copy} text=${() => lines.map(plain).join("\n")} />
-      <button class="quiet" onClick=${() => download(withQuery(path("runs", runId, "logs"), query), "text/plain", `${runId}.log`)}>Download</button>
+      <button class="quiet" onClick=${() => download(withQuery(path("runs", runId, "logs"), query), "text/plain", `${runId}.log`).then(() => setUnsaved(null), setUnsaved)}>Download</button>
       <span class="count">${lines.length === MAX_LINES ? "the last " : ""}${lines.length.toLocaleString()} ${lines.length === 1 ? "line" : "lines"}</span>
     </div>
-    <${Trouble} error=${error} />
+    <${Trouble} error=${error || unsaved} />
     ${loaded && !error && lines.length === 0 && html`<${Empty}>
       ${query.q || query.level ? "No line matches." : "Nothing was logged. What a handler logs or prints is shown here while it runs."}<//>`}
     ${lines.length > 0 && (wrap

@@ -105,10 +105,13 @@ function Settings({ run, node, spec, detail }) {
   return facts.length > 0 && html`<dl class="settings">${facts.map(([name, value]) => html`<dt>${name}</dt><dd>${value}</dd>`)}</dl>`;
 }
 
+const MAX_NODES = 2000; // the events of a larger run are too many to read for this
+
 // What it reported before the page was opened is only in the events of the run.
-function useProgress(runId, node) {
+function useProgress(run, node) {
   const [earlier, setEarlier] = useState(null);
-  const isUnknown = node.status === "RUNNING" && !node.items && !node.progress;
+  const { run_id: runId } = run;
+  const isUnknown = node.status === "RUNNING" && !node.items && !node.progress && run.nodes.length <= MAX_NODES;
   useEffect(() => {
     if (!isUnknown) return undefined;
     const leaving = new AbortController();
@@ -119,8 +122,8 @@ function useProgress(runId, node) {
   return node.progress ?? (isUnknown ? earlier : null);
 }
 
-function ProgressBar({ runId, node }) {
-  const reported = useProgress(runId, node);
+function ProgressBar({ run, node }) {
+  const reported = useProgress(run, node);
   const known = node.items && node.items.total > 0 ? { fraction: node.items.completed / node.items.total } : reported;
   if (!known || node.finished_at) return null;
   const share = Math.round(100 * Math.min(1, Math.max(0, known.fraction ?? 0)));
@@ -153,7 +156,7 @@ export function NodePanel({ run, node, query, at, retry, fork, again }) {
       ${node.attempt > 1 && ` · attempt ${node.attempt}`}</p>
     ${node.reason && html`<p>${(node.attempt > 0 && STOPPED[node.reason]) || REASONS[node.reason] || node.reason}${node.cause && node.cause !== node.id && html` The cause is <a href=${link(place, { ...query.rest, node: node.cause })}>${node.cause}</a>.`}</p>`}
     ${detail?.why && !node.reason && html`<p class="why">${detail.why.why}</p>`}
-    <${ProgressBar} runId=${run.run_id} node=${node} />
+    <${ProgressBar} run=${run} node=${node} />
     <div class="actions">
       ${finished && html`<${WriteButton} onClick=${() => retry(node.id)}>Retry from here…<//>`}
       <${WriteButton} onClick=${() => fork(node.id)}>Fork from here…<//>

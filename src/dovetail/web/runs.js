@@ -2,7 +2,7 @@
 import { html, useEffect, useMemo, useRef, useState } from "./html.js";
 import { get, newKey, onRunEvents, path, pause, post, reread, withQuery } from "./api.js";
 import { link, setQuery, go } from "./route.js";
-import { Elapsed, Empty, Heads, Loading, RUN_STATES, Rows, STATES, State, Time, Trouble, WriteButton, useNarrow } from "./ui.js";
+import { Elapsed, Empty, Heads, Loading, RUN_STATES, Rows, STATES, State, Time, Trouble, WriteButton, moment, useNarrow } from "./ui.js";
 
 const PAGE = 50;
 const MAX_REREAD = 200; // of the newest; events move older ones on
@@ -139,7 +139,7 @@ function Sparkline({ hours }) {
   const share = (count) => (count ? `${Math.max(6, (100 * count) / most)}%` : "0");
   return html`<figure class="sparkline"><div class="bars">${hours.map((one) => {
       const next = new Date(Date.parse(one.time) + 3600e3).toISOString();
-      const words = `${new Date(one.time).toLocaleString()}: ${one.total.toLocaleString()} ${one.total === 1 ? "run" : "runs"}, ${one.failed.toLocaleString()} failed`;
+      const words = `${moment(one.time)}: ${one.total.toLocaleString()} ${one.total === 1 ? "run" : "runs"}, ${one.failed.toLocaleString()} failed`;
       return html`<a key=${one.time} href=${link(["runs"], { after: one.time, before: next })} title=${words} aria-label=${words} tabindex=${one.total ? 0 : -1}>
         <span class="good" style=${{ height: share(one.total) }}></span><span class="bad" style=${{ height: share(one.failed) }}></span></a>`;
     })}</div>

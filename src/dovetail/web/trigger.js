@@ -2,7 +2,7 @@
 import { html, useEffect, useMemo, useRef, useState } from "./html.js";
 import { get, hasToken, isRawNumber, newKey, parseJson, path, post } from "./api.js";
 import { go, setQuery } from "./route.js";
-import { Copy, STATES, Trouble, WriteButton } from "./ui.js";
+import { Copy, STATES, Trouble, WriteButton, moment } from "./ui.js";
 
 const SIMPLE = new Set(["string", "integer", "number", "boolean"]);
 const MAX_REFERENCES = 10;
@@ -283,7 +283,7 @@ export function TriggerForm({ workflow, query, versions, recent }) {
       <select value=${query.from ?? ""} onChange=${(event) => { setQuery({ from: event.currentTarget.value }); if (!event.currentTarget.value) prefill({}); }}>
         <option value="">none</option>
         ${query.from && !recent.some((run) => run.run_id === query.from) && html`<option value=${query.from}>${query.from.slice(0, 8)}</option>`}
-        ${recent.slice(0, 20).map((run) => html`<option key=${run.run_id} value=${run.run_id}>${run.run_id.slice(0, 8)}, ${STATES[run.status][1]}, ${new Date(run.created_at).toLocaleString()}</option>`)}
+        ${recent.slice(0, 20).map((run) => html`<option key=${run.run_id} value=${run.run_id}>${run.run_id.slice(0, 8)}, ${STATES[run.status][1]}, ${moment(run.created_at)}</option>`)}
       </select></label>`}
     ${!isWhole && fields.map((field) => html`<${Field} key=${field.name} field=${field} text=${texts[field.name]} wrong=${shown[field.name]} set=${(text) => { setTexts({ ...texts, [field.name]: text }); if (found.byField[field.name]) setFound({ ...found, byField: { ...found.byField, [field.name]: undefined } }); }} />`)}
     ${isWhole && html`<div class="field"><label for="params-json"><span>params <small>JSON</small></span></label>

@@ -1,6 +1,6 @@
 // One workflow: trigger it, see how its versions do, point aliases elsewhere, compare versions.
-import { html, useEffect, useMemo, useState } from "./html.js";
-import { getText, path, post, put, remove, reread, save, withQuery } from "./api.js";
+import { html, useEffect, useMemo, useRef, useState } from "./html.js";
+import { getText, onRunEvents, path, pause, post, put, remove, reread, save, withQuery } from "./api.js";
 import { GraphView } from "./graph.js";
 import { link, setQuery } from "./route.js";
 import { TriggerForm } from "./trigger.js";
@@ -10,6 +10,7 @@ import { FailureShare, failures, percent, targetWords, targetsOf } from "./workf
 const RECENT_RUNS = 50;
 const SHOWN_VERSIONS = 20;
 const SHOWN_HISTORY = 10;
+const REFRESH_MS = 1000;
 const YAML = "application/yaml";
 const TABS = [["", "Trigger and versions"], ["definition", "Definition"], ["graph", "Graph"], ["diff", "Compare versions"]];
 
@@ -201,6 +202,31 @@ function VersionGraph({ workflow, query }) {
 
 // ── the screen ──────────────────────────────────────────────────────────────────────────
 
+// Calls `act` after events of runs of this workflow, at most once in so long, and after a break of
+// the connection.
+function useRunsOf(name, act) {
+  const latest = useRef(act);
+  latest.current = act;
+  useEffect(() => {
+    const leaving = new AbortController();
+    let waits = false;
+    let broke = false;
+    const stop = onRunEvents(async (events, again) => {
+      broke ||= events === null && again;
+      if (waits || !(broke || events?.some((event) => event.workflow === name))) return;
+      waits = true;
+      await pause(REFRESH_MS, leaving.signal);
+      if (leaving.signal.aborted) return;
+      latest.current(broke);
+      waits = broke = false;
+    });
+    return () => {
+      stop();
+      leaving.abort();
+    };
+  }, [name]);
+}
+
 export function WorkflowScreen({ name, tab = "", query }) {
   // While versions are compared, `version` is of another tab.
   const wanted = tab === "diff" ? "" : query.version;
@@ -215,6 +241,7 @@ export function WorkflowScreen({ name, tab = "", query }) {
   const recent = runs.value?.items ?? [];
   const byVersion = useMemo(() => Map.groupBy(recent, (run) => run.version), [runs.value]);
   const again = () => [read, latest, known, runs, past].forEach((one) => one.again());
+  useRunsOf(name, (isAll) => (isAll ? again() : runs.again()));
   useEffect(() => setDialog(null), [tab]);
   const workflow = read.value?.value;
   // A link of a failed run: opens the roll back of the alias that names its version.
