@@ -300,7 +300,7 @@ function GroupList({ group, nodes, layout, parts, query }) {
   const [layer, state] = group.split(".");
   const ids = new Set(layout.layers[Number(layer)] ?? []);
   const found = nodes.filter((node) => ids.has(node.id) && (!state || node.status === state));
-  return html`<section class="group"><header><h3>Layer ${layer}${state ? `, ${STATES[state]?.[1] ?? state}` : ""}: ${found.length.toLocaleString()}</h3>
+  return html`<section class="group"><header><h2>Layer ${layer}${state ? `, ${STATES[state]?.[1] ?? state}` : ""}: ${found.length.toLocaleString()}</h2>
     <button class="quiet" onClick=${() => setQuery({ group: "" })}>Close</button></header>
     <${Rows} own items=${found} height=${narrow ? 44 : 32} label="Nodes of the layer" row=${(node) => html`<div class="row" role="listitem" key=${node.id}>
       <a class="c-name" href=${link(parts, { ...query, node: node.id, at: "" })}>${node.id}</a> <${State} of=${node.status} /></div>`} /></section>`;
