@@ -93,6 +93,10 @@ def test_it_resumes_after_an_id_by_the_query_or_by_the_header(api: Api, name: st
         with opened(api, f"/events?after={before}", **{"last-event-id": number}) as answer:
             assert answer.headers["last-event-id"] == number
             assert next(frames(answer)) == found[at + 1]
+    with opened(api, f"/events?after={before}", **{"last-event-id": ""}) as answer:
+        assert answer.headers["last-event-id"] == before, "empty is none"
+    with opened(api, "/events?after=") as answer:
+        assert answer.status_code == 200
 
 
 def test_failures_cancels_and_retries_are_in_it(api: Api, server: Server, name: str) -> None:

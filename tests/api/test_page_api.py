@@ -49,11 +49,12 @@ def test_many_runs_are_cancelled_and_retried_with_the_outcome_of_each(
     waiting = [api.post(f"/workflows/{name}/runs")["run_id"] for _ in range(3)]
     done = api.post(f"/workflows/{name}-done/runs")["run_id"]
     api.finished(done)
-    asked = [waiting[2], "unknown", done, *waiting]
+    asked = [waiting[2], "unknown", done, *waiting]  # one of them twice
     items = api.post("/runs/cancel", {"run_ids": asked}, status=200)["items"]
-    assert [item["run_id"] for item in items] == [waiting[2], "unknown", done, *waiting[:2]]
-    assert [item["ok"] for item in items] == [True, False, False, True, True]
-    assert [item["status"] for item in items[2:]] == ["COMPLETED", "CANCELLED", "CANCELLED"]
+    assert [item["run_id"] for item in items] == asked
+    assert [item["ok"] for item in items] == [True, False, False, True, True, True]
+    assert [item["status"] for item in items[2:]] == ["COMPLETED", *["CANCELLED"] * 3]
+    assert items[5] == items[0]
     assert items[1]["status"] is None
     assert items[1]["error"] == {"type": "not_found", "message": "no run 'unknown'"}
     single = api("POST", f"/runs/{done}/cancel").json()
@@ -61,11 +62,31 @@ def test_many_runs_are_cancelled_and_retried_with_the_outcome_of_each(
     assert all(item["error"] is None for item in items if item["ok"])
 
     (tmp_path / "go").touch()
-    items = api.post("/runs/retry", {"run_ids": [done, *waiting]}, status=200)["items"]
-    assert [item["ok"] for item in items] == [False, True, True, True]
+    asked = [done, *waiting, *waiting]
+    items = api.post("/runs/retry", {"run_ids": asked}, status=200)["items"]
+    assert [item["run_id"] for item in items] == asked
+    assert [item["ok"] for item in items] == [False, *[True] * 6]
     assert items[0]["error"]["type"] == "conflict"
     for run_id in waiting:
         wait_for(lambda one=run_id: api.finished(one)["status"] == "COMPLETED", "it completed")
+        assert api.get(f"/runs/{run_id}")["epoch"] == 2
+
+
+def test_the_definition_of_a_run_is_given_out_as_yaml_that_runs_the_same(
+    api: Api, name: str
+) -> None:
+    definition = flow(name, node("a", config={"text": "1e5", "n": 2**63 - 1}))
+    run_id = api.post("/runs", {"definition": definition})["run_id"]
+    reply = api("GET", f"/runs/{run_id}/definition", headers={"accept": "application/yaml"})
+    assert reply.headers["content-type"] == "application/yaml; charset=utf-8"
+    assert reply.text.startswith(f"name: {name}\n")
+    body = "definition:\n" + "".join(f"  {line}\n" for line in reply.text.splitlines())
+    kind = {"content-type": "application/yaml"}
+    again = api("POST", "/runs", content=body, headers=kind).json()["run_id"]
+    first, second = (api.get(f"/runs/{one}/definition")["definition"] for one in (run_id, again))
+    assert first == second
+    missing = api("GET", "/runs/unknown/definition", headers={"accept": "application/yaml"})
+    assert missing.status_code == 404
 
 
 @pytest.mark.parametrize("call", ["retry", "cancel"])
@@ -90,12 +111,18 @@ def search(api: Api, words: str) -> list[str]:
 
 def test_runs_are_found_by_id_name_and_values_of_params(api: Api, name: str) -> None:
     api.register(flow(name))
-    params = [{"who": f"Ada-{name}"}, {"deep": [{"n": 4711.25}], "on": True}, {}]
+    params = [
+        {"who": f"Ada-{name}"},
+        {"deep": [{"n": 4711.25, "whole": 47110000.0}], "on": True},
+        {},
+    ]
     ids = [api.post(f"/workflows/{name}/runs", {"params": one})["run_id"] for one in params]
     mine = f"workflow={name}"
     assert search(api, f"q={name[2:].upper()}") == ids[::-1], "a part of the name"
     assert search(api, f"q=ADA-{name}") == [ids[0]], "a string"
-    assert search(api, f"{mine}&q=4711.25") == [ids[1]], "a number"
+    for number in ("4711.25", "4711.250", "47110000", "47110000.0", "4.711E7"):
+        assert search(api, f"{mine}&q={number}") == [ids[1]], "a number"
+    assert search(api, f"{mine}&q=3e99999999999") == []
     assert search(api, f"q={ids[2][:12].upper()}") == [ids[2]], "the beginning of an id"
     assert search(api, f"{mine}&q=true") == []
     assert search(api, f"{mine}&q={name}&limit=1") == ids[::-1], "page by page"
@@ -108,6 +135,8 @@ def test_runs_are_found_by_the_time_of_their_creation(api: Api, name: str) -> No
     at = api.get(f"/runs/{ids[1]}")["created_at"]
     assert search(api, f"workflow={name}&created_after={at}") == [ids[2]]
     assert search(api, f"workflow={name}&created_before={at}") == [ids[0]]
+    offset = at.replace("Z", "+00:00")  # a `+` in a query means a space
+    assert search(api, f"workflow={name}&created_before={offset}") == [ids[0]]
     assert search(api, f"workflow={name}&created_after=2026-01-01T00:00:00%2B01:00") == ids[::-1]
     for wrong in ("yesterday", "2026-11-18", "2026-11-18T08:00:00", "2026-13-18T08:00:00Z"):
         refused = api("GET", f"/runs?created_after={wrong}")

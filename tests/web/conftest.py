@@ -22,6 +22,7 @@ from dovetail import PermanentError, handler
 
 @handler
 async def waits(config, ctx):
+    ctx.progress(0.25, "looking")
     while not Path(config["file"]).exists():
         await asyncio.sleep(0.02)
     ctx.log.info("the file is there")
@@ -38,6 +39,12 @@ async def breaks(config, ctx):
 @handler
 def gives(config, ctx):
     return config
+
+@handler
+def chats(config, ctx):
+    for n in range(config["lines"]):
+        print("line", n, config.get("more", ""))
+    return "x" * config.get("bytes", 0)
 
 @handler
 def picky(config, ctx):

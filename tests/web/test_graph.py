@@ -1,28 +1,19 @@
-"""The graph and the timeline of a run, in a browser before the embedded engine."""
+"""The graph and the timeline of a run, in a browser, on the embedded engine and on Redis."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import pytest
 from playwright.sync_api import Page, expect
 
 from ..api.conftest import Server
-from .conftest import OpenPage, serve
+from .conftest import OpenPage
 from .test_screens import node
 
 ELK = "elk-worker.min.js"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    running = serve(tmp_path_factory.mktemp("graph"))
-    yield running
-    assert running.stop() == 0
 
 
 def started(server: Server, nodes: list[dict[str, Any]], name: str = "drawn") -> str:
@@ -183,6 +174,10 @@ def test_thousands_of_nodes_collapse_by_layer_and_state(
     server.client().finished(run_id)
     page = open_page(f"{server.url}/#/runs/{run_id}/graph")
     expect(page.get_by_text("Layer 0: 501 nodes")).to_be_visible()
+    page.get_by_role("application").focus()
+    for key, layer in (("ArrowDown", 0), ("ArrowDown", 1), ("ArrowUp", 0)):
+        page.keyboard.press(key)
+        expect(page.get_by_role("heading", name=f"Layer {layer}: 501")).to_be_visible()
     page.get_by_label("Layer 0: 1 failed").click()
     expect(page.get_by_role("heading", name="Layer 0, failed: 1")).to_be_visible()
     page.get_by_role("list", name="Nodes of the layer").get_by_role("link", name="bad").click()
@@ -224,10 +219,13 @@ def test_epochs_and_attempts_are_chosen_in_the_timeline(
     assert api.finished(run_id)["status"] == "COMPLETED"
     page = open_page(f"{server.url}/#/runs/{run_id}/timeline")
     expect(page.get_by_label(re.compile("^shaky running: "))).to_have_count(1)
+    expect(page.locator(".part.part-failed")).to_have_count(0)
     page.get_by_label("Epoch").select_option("1")
     assert page.url.endswith("timeline?epoch=1")
     parts = page.locator(".part.part-running")
     expect(parts).to_have_count(2)
+    expect(page.get_by_label(re.compile("^shaky running: .* failed$"))).to_have_count(1)
+    expect(page.locator(".part.part-failed")).to_have_count(2)
     expect(page.locator(".part.part-backoff")).to_have_count(1)
     parts.nth(1).click()
     panel = page.get_by_role("complementary")

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
 from playwright.sync_api import expect
 
 from ..api.conftest import Server
-from .conftest import OpenPage, serve
+from .conftest import OpenPage
 from .test_graph import started
 from .test_screens import PAYLOAD, node
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    running = serve(tmp_path_factory.mktemp("items"))
-    yield running
-    assert running.stop() == 0
 
 
 def mapped(items: list[Any], handler: str = "picky", **for_each: Any) -> dict[str, Any]:

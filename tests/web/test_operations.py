@@ -40,6 +40,18 @@ def test_workers_show_what_they_run(server: Server, open_page: OpenPage) -> None
     expect(link).to_have_count(0)
 
 
+def test_a_reply_that_breaks_off_does_not_end_the_screen(
+    server: Server, open_page: OpenPage
+) -> None:
+    page = open_page("about:blank")
+    page.route("**/api/v1/workers", lambda route: route.fulfill(body='{"items": [', status=200))
+    page.goto(f"{server.url}/#/operations/workers")
+    expect(page.get_by_role("alert")).to_contain_text("cannot be read")
+    page.unroute("**/api/v1/workers")
+    expect(page.get_by_role("article", name=re.compile("^Worker "))).to_be_visible()
+    expect(page.get_by_role("alert")).to_have_count(0)
+
+
 def test_queues_are_listed_by_handler(server: Server, open_page: OpenPage) -> None:
     page = open_page(f"{server.url}/#/operations/queues")
     row = page.get_by_role("row", name=re.compile("^breaks"))
@@ -238,3 +250,20 @@ def test_the_page_of_the_api_sends_its_calls(server: Server, open_page: OpenPage
     form.get_by_role("button", name="Send").click()
     expect(form.get_by_label("Reply")).to_contain_text("onerror=alert(1)")
     assert page.locator("img").count() == 0
+
+
+def test_the_page_of_the_api_shows_a_stream_as_it_comes_and_leads_to_its_sections(
+    server: Server, open_page: OpenPage
+) -> None:
+    page = open_page(f"{server.url}/docs")
+    page.get_by_role("button", name="Try GET /api/v1/events", exact=True).click()
+    form = page.get_by_role("form", name="GET /api/v1/events", exact=True)
+    form.get_by_role("button", name="Send").click()
+    expect(form.get_by_label("Reply")).to_contain_text(": events of all runs")
+    run_id = start(server, {"name": "streamed", "nodes": [node("a", "gives", n=1)]})
+    expect(form.get_by_label("Reply")).to_contain_text(run_id)
+    with page.expect_event("requestfailed") as left:
+        form.get_by_role("button", name="Close").click()
+    assert left.value.url.endswith("/api/v1/events")
+    page.get_by_role("navigation").get_by_role("link", name="Rate limits").click()
+    expect(page.get_by_role("heading", name="Rate limits")).to_be_in_viewport()

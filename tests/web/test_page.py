@@ -8,15 +8,18 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
 from zipfile import ZipFile
 
 import httpx2
+import pytest
 from hatchling.builders.wheel import WheelBuilder
 from playwright.sync_api import expect
 
-from ..api.conftest import Server
+from ..api.conftest import Server, on
+from ..servers.redis_server import RedisServer
 from .conftest import OpenPage, serve
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -134,9 +137,22 @@ def test_a_token_is_asked_for_once(tmp_path: Path, open_page: OpenPage) -> None:
         server.close()
 
 
-def test_an_open_page_survives_the_death_of_its_server(tmp_path: Path, open_page: OpenPage) -> None:
+@pytest.fixture(params=["embedded", "redis"])
+def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    """Starts a server, again and again, on the same store."""
+    if request.param == "embedded":
+        yield lambda *args: serve(tmp_path, *args)
+        return
+    with RedisServer() as store:
+        settings = {**on(store.url), "DOVETAIL_LEASE_SECONDS": "1"}
+        yield lambda *args: serve(tmp_path, "--with", "orchestrator,worker", *args, **settings)
+
+
+def test_an_open_page_survives_the_death_of_its_server(
+    start: Callable[..., Server], tmp_path: Path, open_page: OpenPage
+) -> None:
     file = tmp_path / "go"
-    server = serve(tmp_path)
+    server = start()
     port = server.url.rpartition(":")[2]
     definition = {
         "name": "long",
@@ -157,7 +173,7 @@ def test_an_open_page_survives_the_death_of_its_server(tmp_path: Path, open_page
                 and asked.append(one.headers.get("last-event-id"))
             ),
         )
-        server = serve(tmp_path, "--port", port)
+        server = start("--port", port)
         expect(page.get_by_text("The server does not answer.")).to_have_count(0)
         file.touch()
         expect(page.get_by_text("The run completed")).to_be_visible()
@@ -166,16 +182,16 @@ def test_an_open_page_survives_the_death_of_its_server(tmp_path: Path, open_page
         # It continued after the last event that it had: each is there once.
         page.get_by_role("link", name="Events", exact=True).click()
         expect(page.locator(".row.event").first).to_contain_text("run.completed")
-        numbers = page.locator(".c-seq").all_inner_texts()
+        numbers = page.locator(".row .c-seq").all_inner_texts()
         assert numbers == [str(n) for n in range(len(numbers), 0, -1)]
     finally:
         server.close()
 
 
 def test_an_open_list_goes_on_after_a_restart_of_its_server(
-    tmp_path: Path, open_page: OpenPage
+    start: Callable[..., Server], open_page: OpenPage
 ) -> None:
-    server = serve(tmp_path)
+    server = start()
     port = server.url.rpartition(":")[2]
     definition = {"name": "after", "nodes": [{"id": "a", "handler": "gives", "config": {}}]}
     try:
@@ -183,7 +199,7 @@ def test_an_open_list_goes_on_after_a_restart_of_its_server(
         expect(page.get_by_text("There are no runs yet.")).to_be_visible()
         server.stop(signal.SIGKILL)
         expect(page.get_by_text("The server does not answer.")).to_be_visible()
-        server = serve(tmp_path, "--port", port)
+        server = start("--port", port)
         expect(page.get_by_text("The server does not answer.")).to_have_count(0)
         server.client().post("/runs", {"definition": definition})
         expect(page.get_by_role("listitem")).to_contain_text("completed")

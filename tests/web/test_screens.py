@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
+from zoneinfo import ZoneInfo
 
 from playwright.sync_api import expect
 
-from ..api.conftest import Api, Server
+from ..api.conftest import Api, Server, wait_for
 from .conftest import OpenPage, tab_to
 
 PAYLOAD = "<img src=x onerror=alert(1)><script>alert(2)</script>"
@@ -144,6 +147,27 @@ def test_a_failed_run_is_forked_with_a_changed_definition_after_a_preview(
     assert run_id not in page.url
 
 
+def test_the_fork_of_a_run_begins_with_its_definition_registered_or_not(
+    server: Server, open_page: OpenPage
+) -> None:
+    api = server.client()
+    nodes = [node("start", "gives", n=2**62 + 1), node("fetch", "fail", "start", message="no")]
+    run_id = api.post("/runs", {"definition": {"name": "loose", "nodes": nodes}})["run_id"]
+    api.finished(run_id)
+    page = open_page(f"{server.url}/#/runs/{run_id}")
+    page.get_by_role("button", name="Fork with a changed definition…").click()
+    text = page.get_by_label("Changed definition")
+    expect(text).to_have_value(re.compile(r"^name: loose\n[\s\S]*handler: fail"))
+    text.fill("---\n" + text.input_value().replace("handler: fail", "handler: gives"))
+    plan = page.get_by_role("dialog").locator(".plan")
+    expect(plan).to_contain_text("Keeps its output (1)start")
+    definition = {"name": "loose", "nodes": [nodes[0], {**nodes[1], "handler": "gives"}]}
+    text.fill(json.dumps(definition))  # a number that a browser cannot hold
+    expect(plan).to_contain_text("Keeps its output (1)start")
+    page.get_by_role("dialog").get_by_role("button", name="Fork", exact=True).click()
+    expect(page.get_by_text("The run completed")).to_be_visible()
+
+
 def test_the_critical_path_of_a_run_is_two_clicks_away(server: Server, open_page: OpenPage) -> None:
     nodes = [
         node("quick", "gives", n=1),
@@ -195,6 +219,79 @@ def test_the_log_is_searched_wrapped_and_saved_by_its_address(
     assert "red" not in text
 
 
+def test_a_log_follows_its_end_with_and_without_wrap(server: Server, open_page: OpenPage) -> None:
+    nodes = [node("talk", "chats", lines=120, more="word " * 50)]
+    api = server.client()
+    run_id = api.post("/runs", {"definition": {"name": "talk", "nodes": nodes}})["run_id"]
+    api.finished(run_id)
+    for wrap in ("", "?wrap=1"):
+        page = open_page(f"{server.url}/#/runs/{run_id}/logs{wrap}")
+        last = page.locator(".line").filter(has_text="line 119 ")
+        expect(last).to_be_in_viewport()
+        page.locator(".log .rows").hover()
+        page.mouse.wheel(0, -2000)
+        expect(page.get_by_label("Follow")).not_to_be_checked()
+        expect(last).not_to_be_in_viewport()
+        page.get_by_label("Follow").check()
+        expect(last).to_be_in_viewport()
+
+
+def test_what_is_copied_and_saved_is_whole_also_without_a_clipboard(
+    server: Server, open_page: OpenPage
+) -> None:
+    """A large output is a reference in the run. Over HTTP there is no `navigator.clipboard`."""
+    api = server.client()
+    nodes = [node("big", "chats", lines=0, bytes=70_000), node("small", "gives", n=1)]
+    run_id = api.post("/runs", {"definition": {"name": "big", "nodes": nodes}})["run_id"]
+    assert "$output" in api.finished(run_id)["result"]["big"]
+    page = open_page(f"{server.url}/#/runs/{run_id}/data")
+    page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    result = page.locator(".json").filter(has_text="Result")
+    with page.expect_download() as saved:
+        result.get_by_role("button", name="Download").click()
+    whole = {"big": "x" * 70_000, "small": {"n": 1}}
+    assert json.loads(Path(saved.value.path()).read_text()) == whole
+    page.get_by_role("button", name="Copy", exact=True).first.click()  # the id of the run
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    page.goto(f"{server.url}/#/runs")
+    page.get_by_label("Search runs").focus()
+    page.keyboard.press("Control+v")
+    expect(page.get_by_label("Search runs")).to_have_value(run_id)
+
+
+def test_the_panel_has_the_progress_that_was_reported_before_it_was_opened(
+    server: Server, open_page: OpenPage
+) -> None:
+    file = server.folder / uuid4().hex
+    definition = {"name": "slow", "nodes": [node("wait", "waits", file=str(file))]}
+    api = server.client()
+    run_id = api.post("/runs", {"definition": definition})["run_id"]
+    reported = lambda: "node.progress" in str(api.get(f"/runs/{run_id}/events"))  # noqa: E731
+    wait_for(reported, "it reported")
+    page = open_page(f"{server.url}/#/runs/{run_id}/nodes?node=wait")
+    expect(page.get_by_role("complementary")).to_contain_text("25 %: looking")
+    file.touch()
+    expect(page.locator(".title")).to_contain_text("completed")
+    expect(page.get_by_role("progressbar")).to_have_count(0)
+
+
+def test_all_times_are_in_the_zone_of_the_browser(server: Server, open_page: OpenPage) -> None:
+    run_id, _ = failing(server)
+    api = server.client()
+    stored = api.get(f"/runs/{run_id}/logs")["items"][0]["time"]
+    at = datetime.fromisoformat(stored).astimezone(ZoneInfo("Asia/Kolkata"))
+    page = open_page(f"{server.url}/#/runs/{run_id}/logs", timezone_id="Asia/Kolkata")
+    expect(page.locator(".line .at").first).to_have_text(
+        f"{at:%H:%M:%S}.{at.microsecond // 1000:03}"
+    )
+    expect(page.locator(".line .at").first).to_have_attribute("title", stored)
+    created = api.get(f"/runs/{run_id}")["created_at"]
+    first = datetime.fromisoformat(created).astimezone(ZoneInfo("Asia/Kolkata"))
+    page.get_by_role("link", name="Events", exact=True).click()
+    expect(page.locator(".row.event time").last).to_contain_text(f"{first:%H:%M:%S}")
+    expect(page.locator(".facts time")).to_have_text(f"{first:%H:%M:%S}")
+
+
 def test_a_running_run_is_cancelled(server: Server, open_page: OpenPage) -> None:
     definition = {"name": "stuck", "nodes": [node("wait", "waits", file="never")]}
     run_id = server.client().post("/runs", {"definition": definition})["run_id"]
@@ -221,7 +318,7 @@ def test_selected_runs_are_retried_together_and_each_outcome_is_shown(
     expect(page.get_by_text("1 of 2 retried")).to_be_visible()
     rows = page.get_by_role("listitem")
     expect(rows).to_have_count(2)
-    expect(rows.filter(has_text=run_id[:8])).to_contain_text("done")
+    expect(rows.filter(has_text=run_id[:8])).to_contain_text("retried")
     expect(rows.filter(has_text=done[:8])).to_contain_text("name the node to rerun it from")
     page.reload()
     expect(page.get_by_text("1 of 2 retried")).to_be_visible()
@@ -288,7 +385,9 @@ def test_markup_in_names_params_outputs_errors_and_logs_is_text(
         "name": "markup",
         "nodes": [
             node("start", "gives", text=PAYLOAD, **{PAYLOAD: 1}),
-            node("fetch", "breaks", "start", file=file, error=PAYLOAD, log=PAYLOAD),
+            node(
+                "fetch", "breaks", "start", file=file, error=f"{PAYLOAD}\x1b[2J\u202e", log=PAYLOAD
+            ),
         ],
     }
     api = server.client()
@@ -296,7 +395,7 @@ def test_markup_in_names_params_outputs_errors_and_logs_is_text(
     run_id = api.post("/runs", body)["run_id"]
     api.finished(run_id)
     page = open_page(f"{server.url}/#/runs/{run_id}")
-    expect(page.locator(".failure")).to_contain_text(PAYLOAD)
+    expect(page.locator(".failure .cause")).to_contain_text(f"{PAYLOAD}\\x1b[2J\\u202e")
     expect(page.locator(".log")).to_contain_text(PAYLOAD)
     for part in ("nodes?node=start", "logs", "events", "data", "graph", "timeline"):
         page.goto(f"{server.url}/#/runs/{run_id}/{part}")

@@ -115,9 +115,31 @@ def test_an_alias_of_a_version_that_fails_is_rolled_back_in_three_clicks(
     page.get_by_role("dialog").get_by_role("button", name="Roll back to v1").click()
     expect(page.get_by_role("dialog")).to_have_count(0)
     expect(row).to_contain_text("v1")
-    expect(row).to_contain_text("none failed")
+    expect(row).to_contain_text("none of 1 failed")
     assert page.evaluate("clicks") == 3
     assert server.client().get(f"/workflows/{name}")["aliases"] == {"stable": 1, "latest": 2}
+
+
+@pytest.mark.parametrize("alias", ["stable", None])
+def test_a_version_that_fails_is_rolled_back_in_three_clicks_from_its_failed_run(
+    server: Server, open_page: OpenPage, alias: str | None
+) -> None:
+    name = two_versions(server, alias)
+    page = open_page(f"{server.url}/#/runs?workflow={name}")
+    page.get_by_role("listitem").filter(has_text="failed").get_by_role("link").click()
+    page.get_by_role("button", name="Roll back v2…").click()
+    dialog = page.get_by_role("dialog", name=f"Roll back {alias or name}")
+    dialog.get_by_role("button", name="Roll back to v1").click()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    assert page.evaluate("clicks") == 3
+    aliases = server.client().get(f"/workflows/{name}")["aliases"]
+    assert aliases == ({"stable": 1, "latest": 2} if alias else {"latest": 3})
+    page.reload()
+    expect(page.locator(".aliases")).to_be_visible()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    page.go_back()
+    page.get_by_role("heading", level=1).get_by_role("link", name=name).click()
+    expect(page.get_by_role("form", name="Trigger a run")).to_be_visible()
 
 
 def test_a_workflow_without_aliases_is_rolled_back_in_three_clicks_too(
@@ -266,6 +288,19 @@ def test_a_definition_is_shown_as_text_and_as_a_graph(server: Server, open_page:
     expect(page.get_by_role("heading", name=name)).to_contain_text("v2")
 
 
+def test_the_last_runs_of_an_open_workflow_are_live(server: Server, open_page: OpenPage) -> None:
+    name = two_versions(server)
+    page = open_page(f"{server.url}/#/workflows/{name}")
+    recent = page.locator(".recent").filter(has=page.get_by_role("link")).get_by_role("listitem")
+    expect(recent).to_have_count(2)
+    page.locator("#params-json").fill('{"typed": 1}')
+    made = run(server, name, version=1)["run_id"]
+    expect(recent).to_have_count(3)
+    expect(recent.first).to_contain_text(made[:8])
+    expect(recent.first).to_contain_text("completed")
+    expect(page.locator("#params-json")).to_have_value('{"typed": 1}')
+
+
 # ── the trigger form ─────────────────────────────────────────────────────────────────────
 
 
@@ -372,6 +407,24 @@ def test_the_same_as_a_command_makes_the_same_run(
     if which != "Command line":
         expected["tags"] = ["it's"]
     assert runs()[0]["params"] == expected
+
+
+def test_numbers_that_a_browser_cannot_hold_stay_as_they_are(
+    server: Server, open_page: OpenPage
+) -> None:
+    name = greeting(server)
+    params = {"who": "Ada", "level": 3, "count": 2**62 + 1, "tags": [str(2**62 + 1)]}
+    run_id = run(server, name, params)["run_id"]
+    page = open_page(f"{server.url}/#/runs/{run_id}/data")
+    expect(page.locator(".json").first).to_contain_text(f"count: {2**62 + 1}")
+    page.get_by_role("link", name="Trigger again…").click()
+    page.get_by_text("The same on the command line").click()
+    expect(page.locator(".same-as pre")).to_contain_text(f'"count":{2**62 + 1}')
+    page.get_by_role("button", name="Trigger", exact=True).click()
+    expect(page.get_by_text("The run completed")).to_be_visible()
+    made = page.url.rpartition("/")[2]
+    assert made != run_id
+    assert server.client().get(f"/runs/{made}")["params"] == params
 
 
 def test_a_workflow_without_a_schema_takes_any_object(server: Server, open_page: OpenPage) -> None:

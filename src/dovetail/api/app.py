@@ -424,7 +424,8 @@ form label { display: grid; grid-template-columns: 12rem 1fr; gap: .5rem; margin
 form label:has(textarea) { grid-template-columns: 1fr } .try { margin: .4rem 0 }
 @media (max-width: 40rem) { form label { grid-template-columns: 1fr } }
 .reply { border-left: 3px solid #8888; padding-left: .6rem } .reply pre { max-height: 24rem;
-overflow: auto } .token { border: 1px solid #8884; padding: .6rem; margin: 1rem 0 }
+overflow: auto } nav { display: flex; flex-wrap: wrap; gap: .2rem 1rem }
+.token { border: 1px solid #8884; padding: .6rem; margin: 1rem 0 }
 """
 
 
@@ -439,18 +440,37 @@ def docs_page(document: Mapping[str, Any], script: str | None) -> str:
         f"<p>{_words(document['info']['description'])} "
         '<a href="/openapi.json">openapi.json</a> has every field, '
         '<a href="/">the page</a> shows runs.</p><div id="token"></div>'
-        f"{''.join(_sections(document))}</main></body></html>"
+        f"{_contents(document)}{''.join(_sections(document))}</main></body></html>"
     )
+
+
+def _contents(document: Mapping[str, Any]) -> str:
+    names = dict.fromkeys(
+        _section(call) for calls in document["paths"].values() for call in calls.values()
+    )
+    links = " ".join(
+        f'<a href="#{_anchor(name)}">{escape(name.capitalize())}</a>' for name in names
+    )
+    return f'<nav aria-label="Sections">{links}</nav>'
+
+
+def _anchor(section: str) -> str:
+    return escape(section.replace(" ", "-"))
+
+
+def _section(call: Mapping[str, Any]) -> str:
+    return str(call.get("tags", ["more"])[0])
 
 
 def _sections(document: Mapping[str, Any]) -> Iterator[str]:
     sections: dict[str, list[str]] = {}
     for path, calls in document["paths"].items():
         for method, call in calls.items():
-            rows = sections.setdefault(call.get("tags", ["more"])[0], [])
+            rows = sections.setdefault(_section(call), [])
             rows.append(_row(method, path, call, document["components"]["schemas"]))
     for name, rows in sections.items():
-        yield f"<h2>{escape(name.capitalize())}</h2><table>{''.join(rows)}</table>"
+        title = escape(name.capitalize())
+        yield f'<h2 id="{_anchor(name)}">{title}</h2><table>{"".join(rows)}</table>'
 
 
 def _words(text: str) -> str:
@@ -485,8 +505,8 @@ def _row(method: str, path: str, call: Mapping[str, Any], named: Mapping[str, An
         shown = "" if sent is None else f"<pre>{_json(sent)}</pre>"
         shown += "".join(f"<small>{code}</small><pre>{_json(one)}</pre>" for code, one in answers)
         lines.append(f"<details><summary>example</summary>{shown}</details>")
-    lines.append(_trial(method, path, call, sent))
-    return f"<tr><td>{escape(method.upper())}</td><td>{'<br>'.join(lines)}</td></tr>"
+    about = "<br>".join(lines) + _trial(method, path, call, sent)
+    return f"<tr><td>{escape(method.upper())}</td><td>{about}</td></tr>"
 
 
 def _trial(method: str, path: str, call: Mapping[str, Any], sent: Any) -> str:

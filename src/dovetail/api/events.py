@@ -102,7 +102,7 @@ async def events(
         str | None, Header(description="where a stream broke off; wins over `after`")
     ] = None,
 ) -> Response:
-    if last_event_id is not None:
+    if last_event_id:
         after = number_of(last_event_id)
     if chosen_kind(request.headers.get("accept", ""), STREAM, JSON) == JSON:
         first = await here.commands.events(run_id, after=after, limit=PAGE)
@@ -170,9 +170,10 @@ async def feed(
 ) -> Response:
     waits(request)
     try:
-        start = await here.commands.feed_start(after if last_event_id is None else last_event_id)
+        # Empty is none, as with every parameter of a list.
+        start = await here.commands.feed_start(last_event_id or after or None)
     except InvalidParams as error:
-        name = "after" if last_event_id is None else "Last-Event-ID"
+        name = "Last-Event-ID" if last_event_id else "after"
         raise invalid_field(error.problems[0].message, name) from None
     stream = here.commands.feed(start)
     answer = live(here, stream, b"events of all runs", MAX_QUEUED_EVENTS, _feed_frame)

@@ -132,7 +132,7 @@ async def logs(
     ] = None,
 ) -> Response:
     kind = chosen_kind(request.headers.get("accept", ""), STREAM, TEXT, JSON)
-    if last_event_id is not None:
+    if last_event_id:
         after = number_of(last_event_id)
     query = LogQuery(node or None, epoch, attempt, item, level or None, q or None, after)
     if kind == JSON:
@@ -143,7 +143,7 @@ async def logs(
     if kind == TEXT:
         return Streamed(_text(here, run_id, query, limit), media_type=f"{TEXT}; charset=utf-8")
     waits(request)
-    if last_event_id is not None and first["next_cursor"] is None:
+    if last_event_id and first["next_cursor"] is None:
         # A line under this number itself says what is missing before the next one, and was sent.
         is_new = any(line["seq"] > after for line in first["items"])
         ended = (await here.commands.summary(run_id, max_result_bytes=0))["finished_at"]

@@ -33,6 +33,7 @@ from dovetail.core.run import NodeState, RunState
 from dovetail.core.states import NodeStatus
 
 JSON = "application/json"
+YAML = "application/yaml"
 MAX_INLINE_BYTES = 1 << 20
 """Bytes of outputs that may be in an answer which is made in one piece."""
 PART_BYTES = 1 << 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Annotated, Any, Literal
 
@@ -11,9 +12,12 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from dovetail.api.admission import caller_of, waits
+from dovetail.api.events import chosen_kind
 from dovetail.api.outputs import (
     FULL,
+    JSON,
     SHOWN,
+    YAML,
     Read,
     RunOutputs,
     answer_of,
@@ -71,6 +75,7 @@ from dovetail.api.responses import (
     unless_known,
 )
 from dovetail.api.service import ApiService, unless
+from dovetail.core.definition.yaml_text import yaml_text
 from dovetail.core.outputs import LARGE_OUTPUT, OutputReference, looks_like_a_reference, reference
 from dovetail.core.run import RunState
 from dovetail.engine.api import Accepted
@@ -674,10 +679,23 @@ async def run_graph(run_id: str, here: Here) -> Response:
     "/runs/{run_id}/definition",
     summary="The definition that the run was made of",
     response_model=RunDefinition,
-    responses={200: reply({**_OF_RUN, "definition": DEFINITION_EXAMPLE})},
+    responses={
+        200: {
+            "description": "with `Accept: application/yaml` the definition alone, as YAML",
+            "content": {
+                JSON: {"example": {**_OF_RUN, "definition": DEFINITION_EXAMPLE}},
+                YAML: {"schema": {"type": "string"}, "example": yaml_text(DEFINITION_EXAMPLE)},
+            },
+        }
+    },
 )
-async def get_definition(run_id: str, here: Here) -> Response:
-    return json_answer(await here.commands.definition_of_run(run_id))
+async def get_definition(run_id: str, request: Request, here: Here) -> Response:
+    found = await here.commands.definition_of_run(run_id)
+    if chosen_kind(request.headers.get("accept", ""), YAML, JSON) == JSON:
+        return json_answer(found)
+    # In a thread: of 10,000 nodes it takes long.
+    text = await asyncio.to_thread(yaml_text, found["definition"])
+    return Response(text, media_type=f"{YAML}; charset=utf-8")
 
 
 @router.get(

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from dovetail.api import responses
 from dovetail.api.events import chosen_kind
-from dovetail.api.outputs import JSON
+from dovetail.api.outputs import JSON, YAML
 from dovetail.api.problems import InvalidRequest
 from dovetail.api.request_body import (
     DEFINITION_SCHEMA,
@@ -58,7 +58,6 @@ from dovetail.engine.commands import MAX_LAST_RUNS, MAX_WORKFLOWS_WITH_RUNS, che
 from dovetail.engine.ports import Seen
 
 router = APIRouter(prefix="/workflows", tags=["workflows"])
-YAML = "application/yaml"
 
 
 class Registered(Reply):

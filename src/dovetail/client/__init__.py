@@ -382,12 +382,12 @@ class Dovetail:
         return _run(await self._commands.cancel_run(text("run_id", run_id)))
 
     async def retry_runs(self, run_ids: Iterable[str]) -> list[RunOutcome]:
-        """Retry up to 1,000 runs; what became of each, in this order, each run once."""
+        """Retry up to 1,000 runs, each once; what became of each, in this order."""
         done = await self._commands.retry_runs([text("run_ids", one) for one in run_ids])
         return [RunOutcome.from_api(item) for item in done["items"]]
 
     async def cancel_runs(self, run_ids: Iterable[str]) -> list[RunOutcome]:
-        """Cancel up to 1,000 runs; what became of each, in this order, each run once."""
+        """Cancel up to 1,000 runs, each once; what became of each, in this order."""
         done = await self._commands.cancel_runs([text("run_ids", one) for one in run_ids])
         return [RunOutcome.from_api(item) for item in done["items"]]
 

@@ -310,7 +310,7 @@ class EngineApi(Protocol):
         ...
 
     async def retry_runs(self, run_ids: Sequence[str]) -> dict[str, Any]:
-        """Retry each of these runs; the outcome of each, in this order, each run once.
+        """Retry each of these runs once; the outcome of each, in this order.
 
         An item has `run_id`, `ok`, `status` and `error`. Raises `InvalidParams` for too many.
         """

@@ -915,14 +915,16 @@ class Commands:
     async def _each(
         self, run_ids: Sequence[str], move: Callable[[str], Awaitable[RunState]]
     ) -> dict[str, Any]:
-        """The outcome of a change of each run. A run that is named twice is changed once."""
+        """The outcome of a change of each run, in their order. A run that is named twice is
+        changed once, and its outcome is given twice."""
         check_run_ids(run_ids)
         wanted = list(dict.fromkeys(run_ids))
-        items: list[dict[str, Any]] = []
+        outcomes: dict[str, dict[str, Any]] = {}
         for at in range(0, len(wanted), RETRY_BATCH_SIZE):
             some = wanted[at : at + RETRY_BATCH_SIZE]
-            items += await asyncio.gather(*(self._outcome(one, move) for one in some))
-        return {"items": items}
+            done = await asyncio.gather(*(self._outcome(one, move) for one in some))
+            outcomes.update(zip(some, done, strict=True))
+        return {"items": [dict(outcomes[run_id]) for run_id in run_ids]}
 
     async def _outcome(
         self, run_id: str, move: Callable[[str], Awaitable[RunState]]

@@ -1,6 +1,6 @@
 // Retry, cancel and fork of a run. Each shows what it will do before it does it.
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
-import { get, newKey, path, post } from "./api.js";
+import { get, getText, newKey, parseJson, path, post } from "./api.js";
 import { go } from "./route.js";
 import { Dialog, Loading, NodeInput, Trouble } from "./ui.js";
 
@@ -75,16 +75,20 @@ export function CancelDialog({ run, onClose, onDone }) {
   <//>`;
 }
 
-// The request, as JSON; a definition in YAML makes the whole request YAML, of which JSON is a part.
+// The request, with the definition as it was written: reading it here could change large numbers.
+// A definition in YAML makes the whole request YAML, of which JSON is a part.
 function forkBody({ definition, version, params, from }, more) {
   const rest = { ...more };
-  if (params.trim()) rest.params = JSON.parse(params);
+  if (params.trim()) rest.params = parseJson(params);
   if (version) rest.version = Number(version);
   if (from) rest.from = from;
   const text = definition.trim();
   if (!text) return [rest];
-  if (text.startsWith("{")) return [{ ...rest, definition: JSON.parse(text) }];
-  const indented = definition.split("\n").map((line) => "  " + line).join("\n");
+  if (text.startsWith("{")) {
+    JSON.parse(text); // or an error that says where
+    return [JSON.stringify({ ...rest, definition: null }).replace(/null}$/, () => `${text}}`), { "Content-Type": "application/json" }];
+  }
+  const indented = definition.replace(/^---\s*\n/, "").split("\n").map((line) => "  " + line).join("\n");
   const fields = Object.entries(rest).map(([key, value]) => `${key}: ${JSON.stringify(value)}\n`).join("");
   return [`${fields}definition:\n${indented}\n`, { "Content-Type": "application/yaml" }];
 }
@@ -99,10 +103,9 @@ export function ForkDialog({ run, from: given, changed, onClose }) {
     if (run.version) get(path("workflows", run.workflow, "versions")).then((found) => setVersions(found.items.map((one) => one.version)), () => {});
   }, []);
   const fill = async () => {
-    if (!run.version) return;
     try {
-      const found = await get(path("workflows", run.workflow) + `?version=${run.version}`);
-      setFields((now) => ({ ...now, definition: now.definition || JSON.stringify(found.definition, null, 2) }));
+      const found = await getText(path("runs", run.run_id, "definition"), "application/yaml");
+      setFields((now) => ({ ...now, definition: now.definition || found }));
     } catch {
       // The field stays empty, to be pasted into.
     }

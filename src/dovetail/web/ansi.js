@@ -4,7 +4,7 @@ const SGR = /\x1b\[([0-9;]*)m/g;
 const CONTROL = /[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]/g;
 const COLOURS = ["black", "red", "green", "yellow", "blue", "magenta", "cyan", "white"];
 
-function escaped(text) {
+export function printable(text) {
   return text.replace(CONTROL, (sign) => {
     const code = sign.codePointAt(0);
     return code < 256 ? "\\x" + code.toString(16).padStart(2, "0") : "\\u" + code.toString(16).padStart(4, "0");
@@ -18,7 +18,7 @@ export function pieces(message) {
   const push = (text) => {
     if (!text) return;
     const classes = [style.colour && `ansi-${style.colour}`, style.bold && "ansi-bold", style.dim && "ansi-dim", style.underline && "ansi-underline"];
-    found.push({ text: escaped(text), classes: classes.filter(Boolean).join(" ") });
+    found.push({ text: printable(text), classes: classes.filter(Boolean).join(" ") });
   };
   for (const match of message.matchAll(SGR)) {
     push(message.slice(from, match.index));

@@ -55,7 +55,18 @@ function withToken(headers) {
 }
 
 // A call as it is, whatever its reply.
-export const rawCall = (method, where, headers, body) => fetch(where, { method, headers: withToken(headers), body, cache: "no-store" });
+export const rawCall = (method, where, headers, body, signal) => fetch(where, { method, headers: withToken(headers), body, signal, cache: "no-store" });
+
+// Whole numbers beyond 2^53 stay as they were written, where the browser can do that.
+const LARGE_NUMBER = /(?:^|[[:,])\s*-?\d{16,}\s*(?:$|[,}\]])/;
+
+export function parseJson(text) {
+  if (!JSON.rawJSON || !LARGE_NUMBER.test(text)) return JSON.parse(text);
+  const isLarge = (value, source) => Number.isInteger(value) && !Number.isSafeInteger(value) && /^-?\d+$/.test(source);
+  return JSON.parse(text, (key, value, { source }) => (isLarge(value, source) ? JSON.rawJSON(source) : value));
+}
+
+export const isRawNumber = (value) => Boolean(JSON.isRawJSON?.(value));
 
 async function send(method, where, { body, headers = {}, signal } = {}) {
   const used = token();
@@ -91,8 +102,29 @@ function sentence(text) {
   return /[.!?…]$/.test(whole) ? whole : whole + ".";
 }
 
+// The body of a reply. The server may die before all of it is there, and a proxy may reply with
+// something else than JSON.
+async function bodyOf(reply, read = "text") {
+  try {
+    return await reply[read]();
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    connection.set({ lost: true });
+    throw new Problem(0, "The server does not answer.");
+  }
+}
+
+async function jsonOf(reply) {
+  const text = await bodyOf(reply);
+  try {
+    return parseJson(text);
+  } catch {
+    throw new Problem(reply.status, "The reply of the server cannot be read: it is no JSON.");
+  }
+}
+
 export async function get(where, signal) {
-  return (await send("GET", where, { signal })).json();
+  return jsonOf(await send("GET", where, { signal }));
 }
 
 // A read that is repeated: gives back `known` itself if the server says that it is the same. `seq`
@@ -101,16 +133,16 @@ export async function reread(where, known, signal) {
   const headers = known && known.tag ? { "If-None-Match": known.tag } : {};
   const reply = await send("GET", where, { headers, signal });
   if (reply.status === 304) return known;
-  return { value: await reply.json(), tag: reply.headers.get("ETag"), seq: Number(reply.headers.get("Last-Event-Id")) };
+  return { value: await jsonOf(reply), tag: reply.headers.get("ETag"), seq: Number(reply.headers.get("Last-Event-Id")) };
 }
 
 export async function post(where, body, headers, signal) {
   const reply = await send("POST", where, { body, headers, signal });
-  return reply.status === 204 ? null : reply.json();
+  return reply.status === 204 ? null : jsonOf(reply);
 }
 
 export async function put(where, body, headers) {
-  return (await send("PUT", where, { body, headers })).json();
+  return jsonOf(await send("PUT", where, { body, headers }));
 }
 
 export async function remove(where, headers) {
@@ -118,12 +150,12 @@ export async function remove(where, headers) {
 }
 
 export async function getText(where, accept, signal) {
-  return (await send("GET", where, { headers: { Accept: accept }, signal })).text();
+  return bodyOf(await send("GET", where, { headers: { Accept: accept }, signal }));
 }
 
 // A file as an address that an image can have; it needs the token, so `src` alone cannot load it.
 export async function dataUrl(where, signal) {
-  const blob = await (await send("GET", where, { signal })).blob();
+  const blob = await bodyOf(await send("GET", where, { signal }), "blob");
   return new Promise((resolve, reject) => {
     const reader = new FileReader();
     reader.onload = () => resolve(reader.result);
@@ -134,7 +166,7 @@ export async function dataUrl(where, signal) {
 
 export async function download(where, accept, name) {
   const reply = await send("GET", where, { headers: { Accept: accept } });
-  save(await reply.blob(), name);
+  save(await bodyOf(reply, "blob"), name);
 }
 
 export function save(blob, name) {
@@ -176,7 +208,7 @@ export async function follow(where, { after, first = null, onEvents, onOpen, sig
       onOpen?.();
       for await (const frames of framesOf(reply.body, open.signal)) {
         last = frames.at(-1).id ?? last;
-        onEvents(frames.map((frame) => JSON.parse(frame.data)));
+        onEvents(frames.map((frame) => parseJson(frame.data)));
       }
     } catch (error) {
       if (signal.aborted) return;

@@ -38,7 +38,7 @@ export function BatchesScreen() {
     <ul class="plain cards">${items.map((batch) => html`<li class="card" key=${batch.batch_id}>
       <header><h2><a href=${link(["batches", batch.batch_id])}>${batch.workflow} <code>${batch.batch_id.slice(0, 8)}</code></a></h2>
         ${batch.finished_at ? html`<${Mark} kind=${batch.counts.FAILED ? "failed" : "completed"} icon=${batch.counts.FAILED ? "✕" : "✓"}>${batch.counts.FAILED ? `${batch.counts.FAILED.toLocaleString()} failed` : "finished"}<//>` : html`<${Mark} kind="running" icon="▶">running<//>`}
-        <span class="count"><${Time} at=${batch.created_at} />, <${Elapsed} from=${batch.created_at} to=${batch.finished_at} /></span></header>
+        <span class="count">created <${Time} at=${batch.created_at} />, ${batch.finished_at ? "took" : "for"} <${Elapsed} from=${batch.created_at} to=${batch.finished_at} /></span></header>
       <${Progress} batch=${batch} /></li>`)}</ul>
     ${cursor && html`<p class="more"><button onClick=${more}>Older batches</button></p>`}
   </main>`;
@@ -89,7 +89,7 @@ export function BatchScreen({ id, query }) {
     <div class="title"><h1>${batch.workflow} <small>batch <code>${id.slice(0, 8)}</code></small></h1><${Copy} text=${id} label="Copy id" />
       <span class="grow"></span>
       ${failed > 0 && html`<${WriteButton} class="primary" disabled=${busy} onClick=${retry}>Retry ${failed.toLocaleString()} failed<//>`}</div>
-    <p class="facts">made <${Time} at=${batch.created_at} />, <${Elapsed} from=${batch.created_at} to=${batch.finished_at} />${batch.finished_at ? "" : " so far"}</p>
+    <p class="facts">created <${Time} at=${batch.created_at} />, ${batch.finished_at ? "took" : "for"} <${Elapsed} from=${batch.created_at} to=${batch.finished_at} /></p>
     <${Progress} batch=${batch} />
     <${Trouble} error=${problem || runs.error || error} />
     <${Tabs} label="Runs of the batch" current=${state} items=${states.map((one) => [one, one ? `${STATES[one][1]} (${batch.counts[one].toLocaleString()})` : "all", link(["batches", id], { state: one || "all" })])} />

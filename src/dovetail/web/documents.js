@@ -181,12 +181,13 @@ export function ReviewScreen({ id }) {
     const found = await nextPending(id);
     go(found ? ["documents", found] : ["documents"]);
   };
+  const skip = () => next().catch((problem) => setState((now) => ({ ...now, error: problem })));
   useEffect(() => {
     const key = (event) => {
       const ctrl = event.ctrlKey || event.metaKey;
       if (ctrl && event.key === "Enter") act("approve");
       else if (ctrl && event.key.toLowerCase() === "s") act("correct");
-      else if (event.altKey && event.key === "ArrowRight") next().catch(() => {});
+      else if (event.altKey && event.key === "ArrowRight") skip();
       else return;
       event.preventDefault();
     };
@@ -214,7 +215,7 @@ export function ReviewScreen({ id }) {
         <div class="actions sticky">
           <${WriteButton} class="primary" type="submit" disabled=${busy}>${changed ? `Correct ${changed} and approve` : "Approve"}, next<//>
           <${WriteButton} type="button" disabled=${busy || !changed} onClick=${() => act("correct")}>Save<//>
-          <button type="button" onClick=${() => next()}>Skip</button>
+          <button type="button" onClick=${skip}>Skip</button>
         </div>
         <p class="facts">Enter or Ctrl-Enter approves and opens the next one, Ctrl-S saves, Alt-→ skips. Changed <${Time} at=${review.updated_at} />.</p>
       </form>

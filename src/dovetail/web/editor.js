@@ -1,6 +1,6 @@
 // Write a definition: the server checks it while you type, the graph is beside it.
 import { html, useEffect, useMemo, useRef, useState } from "./html.js";
-import { get, getText, newKey, path, post, reread, save, withQuery } from "./api.js";
+import { get, getText, newKey, parseJson, path, post, reread, save, withQuery } from "./api.js";
 import { CodeEditor } from "./code.js";
 import { completer } from "./complete.js";
 import { GivenGraph } from "./graph.js";
@@ -116,7 +116,7 @@ function TryDialog({ text, onClose }) {
     event.preventDefault();
     setState({ busy: true, error: null });
     try {
-      const given = params.trim() ? JSON.parse(params) : {};
+      const given = params.trim() ? parseJson(params) : {};
       // The text stays as it is, a part of the request: reading it here could change large numbers.
       const body = isJson(text)
         ? `{"params": ${JSON.stringify(given)}, "definition": ${text}}`

@@ -280,8 +280,8 @@ function within(shape, view, size, width, height) {
 function Box({ node, at, chosen, cursor, match, href }) {
   const [icon, word] = STATES[node.status] ?? ["", "none"];
   const note = node.items ? itemsShort(node.items) : node.progress?.fraction ? `${Math.round(100 * node.progress.fraction)} %` : null;
-  const classes = ["box", `box-${word}`, chosen && "chosen", cursor && "cursor", match && "match", node.mark && `mark-${node.mark}`].filter(Boolean).join(" ");
-  return html`<a class=${classes} href=${href} tabindex="-1" title=${`${node.id}${node.status ? `: ${word}` : ""}`} aria-label=${`${node.id}${node.status ? `, ${word}` : ""}${node.mark ? `, ${node.mark}` : ""}`}
+  const classes = ["box", `box-${word}`, chosen && "chosen", cursor && "cursor", match && "match", node.reason === "dependency_failed" && "behind", node.mark && `mark-${node.mark}`].filter(Boolean).join(" ");
+  return html`<a class=${classes} href=${href} tabindex="-1" title=${`${node.id}${node.status ? `: ${word}` : ""}${node.reason === "dependency_failed" ? `, because ${node.cause} failed` : ""}`} aria-label=${`${node.id}${node.status ? `, ${word}` : ""}${node.mark ? `, ${node.mark}` : ""}`}
     style=${{ left: `${at.x}px`, top: `${at.y}px`, width: `${WIDTH}px`, height: `${HEIGHT}px` }}>
     ${icon && html`<span class="mark" aria-hidden="true">${icon}</span>`}<span class="name"><${Name} text=${node.id} />${note && html`<small>${note}</small>`}</span></a>`;
 }
@@ -300,13 +300,13 @@ function GroupList({ group, nodes, layout, parts, query }) {
   const [layer, state] = group.split(".");
   const ids = new Set(layout.layers[Number(layer)] ?? []);
   const found = nodes.filter((node) => ids.has(node.id) && (!state || node.status === state));
-  return html`<section class="group"><header><h3>Layer ${layer}${state ? `, ${STATES[state]?.[1] ?? state}` : ""}: ${found.length.toLocaleString()}</h3>
+  return html`<section class="group"><header><h2>Layer ${layer}${state ? `, ${STATES[state]?.[1] ?? state}` : ""}: ${found.length.toLocaleString()}</h2>
     <button class="quiet" onClick=${() => setQuery({ group: "" })}>Close</button></header>
     <${Rows} own items=${found} height=${narrow ? 44 : 32} label="Nodes of the layer" row=${(node) => html`<div class="row" role="listitem" key=${node.id}>
       <a class="c-name" href=${link(parts, { ...query, node: node.id, at: "" })}>${node.id}</a> <${State} of=${node.status} /></div>`} /></section>`;
 }
 
-const KEYS = "The arrow keys go along the edges, Enter opens a node, Shift and the arrow keys move the graph, plus and minus zoom, 0 fits it.";
+const KEYS = "The arrow keys go along the edges, or from layer to layer where layers are collapsed, Enter opens a node, Shift and the arrow keys move the graph, plus and minus zoom, 0 fits it.";
 
 // `nodes`: id, and where there is one status, items, progress, `mark` (a word). `where`: the layout.
 export function GraphView({ nodes, where, query, href }) {
@@ -327,6 +327,7 @@ function Drawing({ nodes, layout, query, href, plain }) {
   const [frame, board, boxes, map] = [useRef(null), useRef(null), useRef(null), useRef(null)];
   const [size, setSize] = useState({ width: 800, height: 500 });
   const [seen, setSeen] = useState([]);
+  const [isTooSmall, setTooSmall] = useState(false); // to read names
   const [cursor, setCursor] = useState(null);
   const chosen = isCollapsed ? (query.group ? Number(query.group.split(".")[0]) : null) : query.node ?? null;
   const wanted = (query.find || "").toLowerCase();
@@ -347,6 +348,7 @@ function Drawing({ nodes, layout, query, href, plain }) {
       else paintNodes(context, nodes, shape, view, size, palette.current, marked);
     }
     boxes.current.style.transform = `translate(${view.x}px, ${view.y}px) scale(${view.zoom})`;
+    setTooSmall(readable === null);
     setSeen((now) => {
       const next = readable ?? [];
       return now.length === next.length && now.every((id, n) => id === next[n]) ? now : next;
@@ -457,9 +459,16 @@ function Drawing({ nodes, layout, query, href, plain }) {
     if (key === "ArrowUp") return near(layout.parents.get(id));
     return row[row.indexOf(id) + (key === "ArrowRight" ? 1 : -1)];
   };
+  const toLayer = (by) => {
+    const last = layout.layers.length - 1;
+    const next = chosen === null ? (by > 0 ? 0 : last) : clamp(chosen + by, 0, last);
+    setQuery({ group: String(next) });
+  };
   const keys = (event) => {
     const step = { ArrowLeft: [60, 0], ArrowRight: [-60, 0], ArrowUp: [0, 60], ArrowDown: [0, -60] }[event.key];
-    if (step && (event.shiftKey || isCollapsed)) moved.shift(...step);
+    const isAlong = event.key === "ArrowUp" || event.key === "ArrowDown";
+    if (step && isCollapsed && isAlong && !event.shiftKey && !plain) toLayer(event.key === "ArrowDown" ? 1 : -1);
+    else if (step && (event.shiftKey || isCollapsed)) moved.shift(...step);
     else if (step) {
       const from = cursor ?? query.node;
       const next = from && layout.at.has(from) ? neighbour(event.key, from) : layout.layers[0][0];
@@ -492,7 +501,7 @@ function Drawing({ nodes, layout, query, href, plain }) {
       ${!plain && html`<input type="search" aria-label="Search the graph" placeholder="Find a node" value=${query.find || ""} onInput=${(e) => setQuery({ find: e.currentTarget.value })} onKeyDown=${jump} />
       ${wanted && html`<span class="count">${found.length.toLocaleString()} found${found.length ? ", Enter goes to the next" : ""}</span>`}
       <label><input type="checkbox" checked=${isCollapsed} onChange=${(e) => setQuery({ collapse: e.currentTarget.checked ? "1" : "0", group: "" })} /> Collapse layers</label>`}
-      <span class="count">${nodes.length.toLocaleString()} ${nodes.length === 1 ? "node" : "nodes"}</span></div>
+      <span class="count">${nodes.length.toLocaleString()} ${nodes.length === 1 ? "node" : "nodes"}${isTooSmall ? "; zoom in to read their names" : ""}</span></div>
     <div class="canvas" ref=${frame} data-layout=${layout.by} tabindex="0" role="application" aria-label=${`Graph. ${KEYS}`} onKeyDown=${keys} onClick=${pick} ...${moved.handlers}>
       <canvas class="lines" ref=${board} aria-hidden="true"></canvas>
       <div class="boxes" ref=${boxes}>

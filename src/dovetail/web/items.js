@@ -60,7 +60,7 @@ function Item({ runId, node, item }) {
   return html`<li class="item">
     <button class="quiet" aria-expanded=${open} onClick=${() => setOpen(!open)}>${node.id}[${item.index}]</button>
     <${State} of=${item.status} />
-    <span class="count">${item.attempt > 1 ? `attempt ${item.attempt} ` : ""}<${Elapsed} from=${item.started_at} to=${item.finished_at} /></span>
+    <span class="count c-took">${item.attempt > 1 ? `attempt ${item.attempt} ` : ""}<${Elapsed} from=${item.started_at} to=${item.finished_at} /></span>
     <a href=${link(["runs", runId, "logs"], { node: node.id, item: item.index })}>Log</a>
     ${words && html`<span class="item-error">${words}</span>`}
     ${open && html`<div class="item-detail">

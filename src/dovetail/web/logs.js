@@ -1,8 +1,8 @@
 // The log of a run or of one node: live, filtered by the server, only the lines in view drawn.
-import { html, useEffect, useRef, useState } from "./html.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
 import { download, follow, path, withQuery } from "./api.js";
 import { pieces } from "./ansi.js";
-import { Copy, Empty, NodeInput, Rows, Trouble } from "./ui.js";
+import { Copy, Empty, NodeInput, Rows, Trouble, clock, useNarrow } from "./ui.js";
 
 const LINE_PX = 20;
 const MAX_LINES = 50000;
@@ -44,8 +44,6 @@ export function useLog(runId, query, again) {
   return state;
 }
 
-const clock = (time) => time.slice(11, 23);
-
 function plain(line) {
   const fields = line.fields ? " " + JSON.stringify(line.fields) : "";
   return `${line.time} ${line.level} ${line.node ?? ""} ${line.message}${fields}`;
@@ -62,11 +60,29 @@ export function Line({ line, withNode }) {
   </div>`;
 }
 
+// Wrapped lines have different heights. `follow` keeps the last one in view.
+function Wrapped({ lines, withNode, follow, onLeaveEnd }) {
+  const box = useRef(null);
+  const shown = lines.slice(-MAX_WRAPPED);
+  useLayoutEffect(() => {
+    if (follow) box.current.scrollTop = box.current.scrollHeight;
+  }, [lines, follow]);
+  const scrolled = () => {
+    const { scrollHeight, scrollTop, clientHeight } = box.current;
+    if (follow && scrollHeight - scrollTop - clientHeight > 3 * LINE_PX) onLeaveEnd();
+  };
+  return html`<div class="rows own wrapped" ref=${box} role="list" tabindex="0" aria-label="Log" onScroll=${scrolled}>
+    ${lines.length > MAX_WRAPPED && html`<p class="none" role="listitem">The last ${MAX_WRAPPED.toLocaleString()} lines; without Wrap all are here.</p>`}
+    ${shown.map((line) => html`<${Line} key=${`${line.seq} ${line.logger}`} line=${line} withNode=${withNode} />`)}</div>`;
+}
+
 // `query`: node, item, epoch, attempt, level, q. `set` changes it, in the address.
 export function LogView({ runId, query, set, nodes, again, compact, wrap: wrapAtFirst }) {
   const { lines, error, loaded } = useLog(runId, query, again);
   const [following, setFollowing] = useState(true);
-  const [wrap, setWrap] = useState(Boolean(wrapAtFirst));
+  const narrow = useNarrow();
+  const [wrap, setWrap] = useState(Boolean(wrapAtFirst) || narrow);
+  const [unsaved, setUnsaved] = useState(null);
   const withNode = !query.node;
   const search = useRef(null);
   const searched = (event) => {
@@ -74,8 +90,7 @@ export function LogView({ runId, query, set, nodes, again, compact, wrap: wrapAt
     const q = event.currentTarget.value;
     search.current = setTimeout(() => set({ q }), 250);
   };
-  const wrapped = lines.slice(-MAX_WRAPPED);
-  const height = LINE_PX;
+  const leave = () => setFollowing(false);
   return html`<div class=${compact ? "log compact" : "log"}>
     <div class="bar">
       ${nodes && html`<label>Node <${NodeInput} nodes=${nodes} value=${query.node} placeholder="all" onChoose=${(node) => set({ node, item: "", epoch: "", attempt: "" })} /></label>`}
@@ -89,17 +104,15 @@ export function LogView({ runId, query, set, nodes, again, compact, wrap: wrapAt
       <label><input type="checkbox" checked=${following} onChange=${(e) => setFollowing(e.currentTarget.checked)} /> Follow</label>
       <label><input type="checkbox" checked=${wrap} onChange=${(e) => { setWrap(e.currentTarget.checked); set?.({ wrap: e.currentTarget.checked ? "1" : "" }); }} /> Wrap</label>
       <${Copy} text=${() => lines.map(plain).join("\n")} />
-      <button class="quiet" onClick=${() => download(withQuery(path("runs", runId, "logs"), query), "text/plain", `${runId}.log`)}>Download</button>
-      <span class="count">${lines.length.toLocaleString()} ${lines.length === 1 ? "line" : "lines"}</span>
+      <button class="quiet" onClick=${() => download(withQuery(path("runs", runId, "logs"), query), "text/plain", `${runId}.log`).then(() => setUnsaved(null), setUnsaved)}>Download</button>
+      <span class="count">${lines.length === MAX_LINES ? "the last " : ""}${lines.length.toLocaleString()} ${lines.length === 1 ? "line" : "lines"}</span>
     </div>
-    <${Trouble} error=${error} />
+    <${Trouble} error=${error || unsaved} />
     ${loaded && !error && lines.length === 0 && html`<${Empty}>
       ${query.q || query.level ? "No line matches." : "Nothing was logged. What a handler logs or prints is shown here while it runs."}<//>`}
     ${lines.length > 0 && (wrap
-      ? html`<div class="rows own wrapped" tabindex="0" aria-label="Log">
-          ${lines.length > MAX_WRAPPED && html`<p class="none">The last ${MAX_WRAPPED.toLocaleString()} lines; without Wrap all are here.</p>`}
-          ${wrapped.map((line) => html`<${Line} line=${line} withNode=${withNode} />`)}</div>`
-      : html`<${Rows} own label="Log" items=${lines} height=${height} follow=${following} onLeaveEnd=${() => setFollowing(false)}
+      ? html`<${Wrapped} lines=${lines} withNode=${withNode} follow=${following} onLeaveEnd=${leave} />`
+      : html`<${Rows} own label="Log" items=${lines} height=${LINE_PX} follow=${following} onLeaveEnd=${leave}
           row=${(line) => html`<${Line} line=${line} withNode=${withNode} />`} />`)}
   </div>`;
 }

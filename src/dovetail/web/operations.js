@@ -140,6 +140,7 @@ function Limits() {
   const queues = usePolled("/queues");
   const [more, setMore] = useState([]);
   const [tag, setTag] = useState("");
+  const [problem, setProblem] = useState(null);
   const parked = Object.fromEntries((queues.value?.parked ?? []).map((one) => [one.tag, one]));
   const set = limits.value?.items ?? [];
   const known = new Set(set.map((one) => one.tag));
@@ -149,10 +150,16 @@ function Limits() {
     event.preventDefault();
     const wanted = tag.trim();
     if (!wanted) return;
-    setTag("");
-    if (!known.has(wanted)) setMore([...more, await get(path("rate-limits", wanted))]);
+    try {
+      if (!known.has(wanted)) setMore([...more, await get(path("rate-limits", wanted))]);
+      setTag("");
+      setProblem(null);
+    } catch (refused) {
+      setProblem(refused);
+    }
   };
   return html`<${Trouble} error=${limits.error || queues.error} again=${limits.again} />
+    <${Trouble} error=${problem} />
     ${!limits.value && !limits.error && html`<${Loading} />`}
     ${limits.value && all.length === 0 && html`<${Empty}><p>No rate limit is set, and no node is parked.</p><p>Nodes with the same <code>resource_tag</code> share one: 10 starts a second, unless you set another below.</p><//>`}
     <ul class="plain cards">${all.map((limit) => html`<${Limit} key=${limit.tag} limit=${limit} parked=${parked[limit.tag]} done=${() => { limits.again(); queues.again(); }} />`)}</ul>

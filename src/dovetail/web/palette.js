@@ -3,7 +3,7 @@ import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
 import { forgetToken, get, hasToken, path, readOnly, withQuery } from "./api.js";
 import { CancelDialog, ForkDialog, RetryDialog } from "./actions.js";
 import { go, route } from "./route.js";
-import { Dialog, STATES, isActive } from "./ui.js";
+import { Dialog, STATES, copyText, isActive } from "./ui.js";
 
 const FOUND_RUNS = 8;
 const FOUND_WORKFLOWS = 8;
@@ -46,7 +46,7 @@ function actionsHere(at, run, open) {
 
 const actionsAnywhere = (open) => [
   ["Show the keys", () => open("keys")],
-  ["Copy the address of this screen", () => navigator.clipboard.writeText(location.href)],
+  ["Copy the address of this screen", () => copyText(location.href)],
   ["Open the page of the API, with a form for each call", () => location.assign("/docs")],
   ...(hasToken() ? [["Forget the token", forgetToken]] : []),
 ];

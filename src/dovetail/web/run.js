@@ -7,9 +7,9 @@ import { Items, itemsWords } from "./items.js";
 import { afterEvents, placesOf } from "./live.js";
 import { LogView } from "./logs.js";
 import { Failure, NodePanel, useNode } from "./node.js";
-import { link, setQuery } from "./route.js";
+import { go, link, setQuery } from "./route.js";
 import { Timeline } from "./timeline.js";
-import { Copy, Elapsed, Empty, Json, Loading, NODE_STATES, Name, Rows, STATES, State, Tabs, Time, Trouble, WriteButton, isActive, useNarrow } from "./ui.js";
+import { Copy, Elapsed, Empty, Heads, Json, Loading, NODE_STATES, Name, Rows, STATES, State, Tabs, Time, Trouble, WriteButton, clock, isActive, useNarrow } from "./ui.js";
 
 const SHOW_MS = 100; // at most ten times a second, however many events come
 const [LARGE_RUN, SHOW_LARGE_MS] = [2000, 300]; // nodes
@@ -152,10 +152,11 @@ function counts(nodes) {
 
 function Progress({ run }) {
   const found = counts(run.nodes);
+  const behind = run.nodes.filter((node) => node.status === "FAILED" && node.reason === "dependency_failed").length;
   const order = ["COMPLETED", "SKIPPED", "FAILED", "CANCELLED", "RUNNING", "QUEUED", "PENDING"].filter((state) => found[state]);
   return html`<div class="progress">
     <div class="track" aria-hidden="true">${order.map((state) => html`<span class="fill-${STATES[state][1]}" style=${{ flexGrow: found[state] }}></span>`)}</div>
-    <p>${order.map((state) => html`<a href=${link(["runs", run.run_id, "nodes"], { state })}><span class="icon state-${STATES[state][1]}" aria-hidden="true">${STATES[state][0]}</span> ${found[state].toLocaleString()} ${STATES[state][1]}</a> `)}</p>
+    <p>${order.map((state) => html`<a href=${link(["runs", run.run_id, "nodes"], { state })}><span class="icon state-${STATES[state][1]}" aria-hidden="true">${STATES[state][0]}</span> ${found[state].toLocaleString()} ${STATES[state][1]}${state === "FAILED" && behind ? `, ${behind.toLocaleString()} of them behind a failed node` : ""}</a> `)}</p>
   </div>`;
 }
 
@@ -189,6 +190,7 @@ function FailedNode({ run, node, open, turn }) {
       <${WriteButton} class="primary" onClick=${() => open("retry")}>Retry…<//>
       <${WriteButton} onClick=${() => open("retry", node.id)}>Retry from here…<//>
       <${WriteButton} onClick=${() => open("change")}>Fork with a changed definition…<//>
+      ${run.version > 1 && html`<${WriteButton} onClick=${() => go(["workflows", run.workflow], { rollback: run.version })}>Roll back v${run.version}…<//>`}
     </div>
     ${node.items && html`<${Items} runId=${run.run_id} node=${node} query=${{}} failedOnly />`}
     <h3>Its log</h3>
@@ -256,6 +258,14 @@ function Answer({ run, open, turn }) {
 
 // ── the other tabs ──────────────────────────────────────────────────────────────────────
 
+const NODE_COLUMNS = [["c-state", "State"], ["c-name", "Node"], ["c-id", "Handler"], ["c-error", "Error, reason or progress"], ["c-time", "Attempts"], ["c-duration", "Took"]];
+
+function whyWords(node) {
+  if (node.error) return node.error.message;
+  if (node.reason) return node.reason.replaceAll("_", " ") + (node.cause && node.cause !== node.id ? `: ${node.cause}` : "");
+  return node.items ? itemsWords(node.items) : node.progress?.message ?? "";
+}
+
 function Nodes({ run, query }) {
   const narrow = useNarrow();
   const found = counts(run.nodes);
@@ -275,13 +285,14 @@ function Nodes({ run, query }) {
       <label><input type="checkbox" checked=${Boolean(query.hide)} onChange=${(e) => setQuery({ hide: e.currentTarget.checked ? "1" : "" })} /> Hide completed</label>
     </div>
     ${shown.length === 0 && html`<${Empty}>No node matches. <button onClick=${() => setQuery({ state: "", q: "", hide: "" })}>Show all nodes</button><//>`}
+    ${shown.length > 0 && html`<${Heads} kind="node" columns=${NODE_COLUMNS} />`}
     <${Rows} items=${shown} height=${narrow ? 60 : 36} label="Nodes" row=${(node) => html`<div class="row node" role="listitem" key=${node.id}>
       <a class="cover" href=${link(["runs", run.run_id, "nodes"], { ...query, node: node.id, at: "", items: "" })} aria-current=${query.node === node.id ? "true" : null}>
         <span class="c-state"><${State} of=${node.status} /></span>
         <span class="c-name" title=${node.id}><${Name} text=${node.id} /></span>
         <span class="c-id">${node.handler}</span>
-        <span class="c-error">${node.error?.message ?? node.reason?.replaceAll("_", " ") ?? (node.items ? itemsWords(node.items) : node.progress?.message) ?? ""}</span>
-        <span class="c-time">${node.attempt > 1 ? `${node.attempt} attempts` : ""}</span>
+        <span class="c-error">${whyWords(node)}</span>
+        <span class="c-time">${node.attempt > 1 ? node.attempt : ""}</span>
         <span class="c-duration"><${Elapsed} from=${node.started_at} to=${node.finished_at} seconds=${node.duration} /></span>
       </a></div>`} />
   </div>`;
@@ -309,9 +320,10 @@ function Events({ run, events, query }) {
     <div class="bar" role="search"><input type="search" aria-label="Search events" placeholder="Type or node" value=${query.q || ""} onInput=${(e) => setQuery({ q: e.currentTarget.value })} />
       <span class="count">${shown.length.toLocaleString()} ${shown.length === 1 ? "event" : "events"}, newest first</span></div>
     ${shown.length === 0 && html`<${Empty}>No event matches.<//>`}
+    ${shown.length > 0 && html`<${Heads} kind="event" columns=${[["c-seq", "No."], ["c-time", "Time"], ["c-state", "Event"], ["c-name", "Node"], ["c-error", "Details"]]} />`}
     <${Rows} items=${shown} height=${narrow ? 60 : 32} label="Events" row=${(event) => html`<div class="row event" role="listitem" key=${event.seq}>
       <span class="c-seq">${event.seq}</span>
-      <span class="c-time"><time title=${event.time}>${event.time.slice(11, 23)}</time></span>
+      <span class="c-time"><time title=${event.time}>${clock(event.time)}</time></span>
       <span class="c-state"><code>${event.type}</code></span>
       <span class="c-name">${event.node && html`<a href=${link(["runs", run.run_id, "events"], { ...query, node: event.node, at: "", items: "" })}>${event.node}</a>`}</span>
       <span class="c-error">${eventWords(event)}</span></div>`} />
@@ -340,7 +352,7 @@ export function RunScreen({ id, tab = "", query }) {
   const kept = tab === "logs" ? {} : { node: chosen };
   return html`<main tabindex="-1" class=${node ? "with-panel" : null}>
     <div class="title">
-      <h1>${run.workflow}${run.version ? html` <small>v${run.version}</small>` : null}</h1><${State} of=${run.status} />
+      <h1>${run.version ? html`<a href=${link(["workflows", run.workflow])}>${run.workflow}</a> <small>v${run.version}</small>` : run.workflow}</h1><${State} of=${run.status} />
       <span class="grow"></span>
       <div class="actions">
         ${(run.status === "FAILED" || run.status === "CANCELLED") && html`<${WriteButton} onClick=${() => open("retry")}>Retry…<//>`}
@@ -350,7 +362,7 @@ export function RunScreen({ id, tab = "", query }) {
       </div>
     </div>
     <p class="facts"><code>${run.run_id}</code> <${Copy} text=${run.run_id} />
-      · <${Time} at=${run.created_at} /> · <${Elapsed} from=${run.started_at ?? run.created_at} to=${run.finished_at} seconds=${run.duration} />
+      · created <${Time} at=${run.created_at} /> · ${run.finished_at ? "took" : "for"} <${Elapsed} from=${run.started_at ?? run.created_at} to=${run.finished_at} seconds=${run.duration} />
       ${run.epoch > 1 && ` · epoch ${run.epoch}`}
       ${run.forked_from && html` · fork of <a href=${link(["runs", run.forked_from])}><code>${run.forked_from.slice(0, 8)}</code></a>`}</p>
     <${Progress} run=${run} />

@@ -2,7 +2,7 @@
 import { html, useEffect, useMemo, useRef, useState } from "./html.js";
 import { get, newKey, onRunEvents, path, pause, post, reread, withQuery } from "./api.js";
 import { link, setQuery, go } from "./route.js";
-import { Elapsed, Empty, Loading, RUN_STATES, Rows, STATES, State, Time, Trouble, WriteButton, useNarrow } from "./ui.js";
+import { Elapsed, Empty, Heads, Loading, RUN_STATES, Rows, STATES, State, Time, Trouble, WriteButton, moment, useNarrow } from "./ui.js";
 
 const PAGE = 50;
 const MAX_REREAD = 200; // of the newest; events move older ones on
@@ -48,8 +48,8 @@ function useRuns(query) {
   useEffect(() => {
     const leaving = new AbortController();
     const { signal } = leaving;
-    const filters = { status, workflow, q, ...between(query) };
-    const searches = Boolean(q || filters.created_after || filters.created_before);
+    const filters = { status, workflow: workflow?.trim(), q: q?.trim(), ...between(query) };
+    const searches = Boolean(filters.q || filters.created_after || filters.created_before);
     const where = (more) => withQuery("/runs", { ...filters, ...more });
     let items = [];
     let known = null;
@@ -139,22 +139,33 @@ function Sparkline({ hours }) {
   const share = (count) => (count ? `${Math.max(6, (100 * count) / most)}%` : "0");
   return html`<figure class="sparkline"><div class="bars">${hours.map((one) => {
       const next = new Date(Date.parse(one.time) + 3600e3).toISOString();
-      const words = `${new Date(one.time).toLocaleString()}: ${one.total.toLocaleString()} ${one.total === 1 ? "run" : "runs"}, ${one.failed.toLocaleString()} failed`;
+      const words = `${moment(one.time)}: ${one.total.toLocaleString()} ${one.total === 1 ? "run" : "runs"}, ${one.failed.toLocaleString()} failed`;
       return html`<a key=${one.time} href=${link(["runs"], { after: one.time, before: next })} title=${words} aria-label=${words} tabindex=${one.total ? 0 : -1}>
         <span class="good" style=${{ height: share(one.total) }}></span><span class="bad" style=${{ height: share(one.failed) }}></span></a>`;
     })}</div>
     <figcaption>${total.toLocaleString()} ${total === 1 ? "run" : "runs"} in ${hours.length} hours, ${failed.toLocaleString()} failed</figcaption></figure>`;
 }
 
+const COLUMNS = [["c-state", "State"], ["c-name", "Workflow"], ["c-id", "Run"], ["c-error", "Error or params"], ["c-time", "Created"], ["c-duration", "Took"]];
+const OUTCOME_COLUMNS = COLUMNS.map(([name, words]) => [name, name === "c-error" ? "Outcome" : words]);
+const MAX_PARAMS = 8;
+
+// Runs of one workflow differ by their params.
+function paramWords(params) {
+  const some = Object.entries(params ?? {}).slice(0, MAX_PARAMS);
+  return some.map(([name, value]) => `${name}: ${typeof value === "string" ? value : JSON.stringify(value)}`.slice(0, 100)).join(", ");
+}
+
 function Row({ run, checked, check, outcome }) {
-  const words = outcome ? outcomeWords(outcome) : run.error ? `${run.error.node ? run.error.node + ": " : ""}${run.error.message}` : "";
+  const error = outcome ? outcomeWords(outcome) : run.error ? `${run.error.node ? run.error.node + ": " : ""}${run.error.message}` : "";
+  const params = error ? "" : paramWords(run.params); // beside the name of the link, which is read out
   return html`<div class="row run" role="listitem">
     <label class="check"><input type="checkbox" checked=${checked} aria-label=${`Select run ${run.run_id}`} onChange=${check} /></label>
     <a class="cover" href=${link(["runs", run.run_id])}>
       <span class="c-state">${run.status && html`<${State} of=${run.status} />`}</span>
       <span class="c-name" title=${run.workflow}>${run.workflow}${run.version ? html`<small> v${run.version}</small>` : null}</span>
       <span class="c-id"><code>${run.run_id.slice(0, 8)}</code></span>
-      <span class="c-error" title=${words}>${words}</span>
+      ${error ? html`<span class="c-error" title=${error}>${error}</span>` : html`<span class="c-error c-params" title=${params} aria-hidden="true">${params}</span>`}
       <span class="c-time"><${Time} at=${run.created_at} /></span>
       <span class="c-duration"><${Elapsed} from=${run.started_at} to=${run.finished_at} seconds=${run.duration} /></span>
     </a>
@@ -165,7 +176,7 @@ function Row({ run, checked, check, outcome }) {
 
 const OUTCOMES = "dovetail.outcomes.";
 const VERBS = { retry: ["Retried", "retried"], cancel: ["Cancelled", "cancelled"] };
-const outcomeWords = (one) => (one.ok ? "done" : one.error?.message ?? "not done");
+const outcomeWords = (one) => (one.ok ? VERBS[one.verb][1] : one.error?.message ?? `not ${VERBS[one.verb][1]}`);
 
 // What became of each run is kept in this tab, so that its address can be loaded again.
 function kept(key) {
@@ -238,11 +249,12 @@ function Outcome({ outcome, query }) {
   const runs = useThese(ids);
   const [chosen, check, setChosen] = useChosen();
   const done = outcome.items.filter((one) => one.ok).length;
-  const rows = outcome.items.map((one) => ({ run: runs[one.run_id] ?? { run_id: one.run_id, status: one.status, workflow: "" }, one }));
+  const rows = outcome.items.map((one) => ({ run: runs[one.run_id] ?? { run_id: one.run_id, status: one.status, workflow: "" }, one: { ...one, verb: outcome.verb } }));
   return html`<main tabindex="-1">
     <div class="title"><h1>${VERBS[outcome.verb][0]} runs</h1><span class="count">${done.toLocaleString()} of ${outcome.items.length.toLocaleString()} ${VERBS[outcome.verb][1]}</span>
       <span class="grow"></span><a class="button" href=${link(["runs"], { ...query, outcome: "" })}>Back to the list</a></div>
     <${Bulk} chosen=${chosen} clear=${() => setChosen(new Set())} query=${query} />
+    <${Heads} kind="run outcome" columns=${OUTCOME_COLUMNS} first=${html`<span class="check"></span>`} />
     <${Rows} items=${rows} height=${narrow ? 68 : 40} label="Runs"
       row=${({ run, one }) => html`<${Row} key=${run.run_id} run=${run} outcome=${one} checked=${chosen.has(run.run_id)} check=${() => check(run.run_id)} />`} />
   </main>`;
@@ -279,6 +291,17 @@ function TimeFilter({ query }) {
     </select>
     ${isOwn && html`<input type="datetime-local" aria-label="Created after" value=${local(query.after)} onChange=${set("after")} />
       <input type="datetime-local" aria-label="Created before" value=${local(query.before)} onChange=${set("before")} />`}`;
+}
+
+const SUGGESTED = 20;
+
+// The whole name, as the API wants it; registered ones are suggested.
+function WorkflowFilter({ value, choose }) {
+  const [names, setNames] = useState([]);
+  const suggest = (q) => get(withQuery("/workflows", { q: q.trim(), limit: SUGGESTED })).then((page) => setNames(page.items.map((one) => one.name)), () => {});
+  return html`<input type="search" list="workflow-names" aria-label="Workflow" placeholder="Workflow" autocomplete="off" value=${value}
+      onFocus=${(event) => suggest(event.currentTarget.value)} onInput=${(event) => { suggest(event.currentTarget.value); choose(event.currentTarget.value); }} />
+    <datalist id="workflow-names">${names.map((name) => html`<option key=${name} value=${name} />`)}</datalist>`;
 }
 
 // Older runs come when the end of the list comes into view, and by the button.
@@ -322,19 +345,20 @@ function RunList({ query }) {
         ${RUN_STATES.map((state) => html`<button class="chip" aria-pressed=${query.status === state} onClick=${() => setQuery({ status: state })}>
           <span class="icon state-${STATES[state][1]}" aria-hidden="true">${STATES[state][0]}</span>${STATES[state][1]}${count(state)}</button>`)}
       </div>
-      <input type="search" aria-label="Workflow" placeholder="Workflow" value=${query.workflow || ""} onInput=${(e) => later({ workflow: e.currentTarget.value })} />
+      <${WorkflowFilter} value=${query.workflow || ""} choose=${(workflow) => later({ workflow })} />
       <${TimeFilter} query=${query} />
       <input type="search" class="wide" aria-label="Search runs" placeholder="Id, name, value of a param" value=${query.q || ""} onInput=${(e) => later({ q: e.currentTarget.value })} />
-      ${items?.length > 0 && html`<label><input type="checkbox" checked=${allChosen} onChange=${() => setChosen(allChosen ? new Set() : new Set(items.map((run) => run.run_id)))} /> Select all shown</label>`}
     </div>
     <${Bulk} chosen=${chosen} clear=${() => setChosen(new Set())} query=${query} />
     <${Trouble} error=${error} again=${refresh} />
     ${(items === null || (items.length === 0 && busy)) && !error && html`<${Loading} />`}
     ${items && items.length === 0 && !busy && (filtered
-      ? html`<${Empty}>No run matches. <button onClick=${() => setQuery({ status: "", workflow: "", q: "", time: "", after: "", before: "" })}>Show all runs</button><//>`
+      ? html`<${Empty}>No run matches.${query.workflow ? " The name of a workflow counts as a whole." : ""} <button onClick=${() => setQuery({ status: "", workflow: "", q: "", time: "", after: "", before: "" })}>Show all runs</button><//>`
       : html`<${Empty}><p>There are no runs yet.</p><p>Start one: <code>dovetail run flow.yaml</code> writes to the embedded file,
           or register a workflow and trigger it under <a href=${link(["workflows"])}>Workflows</a>.</p><//>`)}
-    ${items && items.length > 0 && html`<${Rows} items=${items} height=${narrow ? 68 : 40} label="Runs"
+    ${items && items.length > 0 && html`<${Heads} kind="run" columns=${COLUMNS} first=${html`<label class="check">
+        <input type="checkbox" checked=${allChosen} onChange=${() => setChosen(allChosen ? new Set() : new Set(items.map((run) => run.run_id)))} /> <span class="words">Select all shown</span></label>`} />
+      <${Rows} items=${items} height=${narrow ? 68 : 40} label="Runs"
       row=${(run) => html`<${Row} key=${run.run_id} run=${run} checked=${chosen.has(run.run_id)} check=${() => check(run.run_id)} />`} />`}
     ${cursor && html`<${Older} cursor=${cursor} older=${older} busy=${busy} />`}
   </main>`;

@@ -17,7 +17,10 @@ const BEGINS = {
   "node.skipped": null,
   "node.cancelled": null,
 };
-const PARTS = { queued: "part-queued", parked: "part-parked", "backing off": "part-backoff", running: "part-running" };
+const PARTS = { queued: "part-queued", parked: "part-parked", "backing off": "part-backoff", running: "part-running", failed: "part-running part-failed" };
+const IN_LEGEND = { failed: "failed attempt" };
+
+const FAILED = new Set(["node.failed", "node.retrying", "node.lost"]);
 
 // For each node of an epoch its parts, in the order in which the nodes first did something.
 export function partsOf(events, epoch, now) {
@@ -29,7 +32,10 @@ export function partsOf(events, epoch, now) {
     if (!rows.has(event.node)) rows.set(event.node, { id: event.node, epoch, parts: [] });
     const row = rows.get(event.node);
     const open = row.parts.at(-1);
-    if (open && open.to === null) open.to = at;
+    if (open && open.to === null) {
+      open.to = at;
+      if (open.kind === "running" && FAILED.has(event.type)) open.kind = "failed";
+    }
     if (next !== null) row.parts.push({ kind: next, from: at, to: null, attempt: event.attempt });
   }
   for (const row of rows.values()) for (const part of row.parts) part.to ??= now;
@@ -51,7 +57,17 @@ export function criticalPath(nodes) {
   return found;
 }
 
-const TICKS = 5;
+const MAX_TICKS = 8;
+
+// Round steps: 1, 2 or 5 times a power of ten; of minutes and hours those that a clock has.
+const CLOCK_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400].map((seconds) => seconds * 1000);
+
+export function ticksOf(whole) {
+  const least = whole / MAX_TICKS;
+  const power = 10 ** Math.floor(Math.log10(least));
+  const step = least < 1000 ? [1, 2, 5, 10].map((n) => n * power).find((one) => one >= least) : CLOCK_STEPS.find((one) => one >= least) ?? Math.ceil(least / 86400e3) * 86400e3;
+  return Array.from({ length: Math.floor(whole / step - 0.3) + 1 }, (_, n) => n * step); // none at the right edge
+}
 const CALM_MS = 500;
 
 // A time that goes on while the run does: bars of what is running grow.
@@ -65,18 +81,21 @@ function useNow(active) {
   return now;
 }
 
+const tickWords = (ms) => (ms >= 1000 && ms < 60000 ? `${ms / 1000} s` : duration(ms / 1000).replace(/ 0 (s|min|h)$/, ""));
+
 function Axis({ whole }) {
   return html`<div class="axis" aria-hidden="true"><span class="c-name"></span><span class="lane">
-    ${Array.from({ length: TICKS }, (_, n) => html`<span class="tick" style=${{ left: `${(n / TICKS) * 100}%` }}>${n === 0 ? "0" : duration((whole * n) / TICKS / 1000)}</span>`)}
+    ${ticksOf(whole).map((at) => html`<span class="tick" style=${{ left: `${(at / whole) * 100}%` }}>${at === 0 ? "0" : tickWords(at)}</span>`)}
   </span><span class="c-duration"></span></div>`;
 }
 
 // Every part leads to the attempt that it belongs to.
 function Part({ row, part, from, whole, place, query }) {
-  const words = `${part.kind}${part.attempt > 1 ? `, attempt ${part.attempt}` : ""}: ${duration((part.to - part.from) / 1000)}`;
-  const at = part.kind === "running" ? `${row.epoch}.${part.attempt}` : query.at;
-  return html`<a class=${`part ${PARTS[part.kind]}${part.kind === "running" && query.node === row.id && query.at === at ? " chosen" : ""}`} title=${words} aria-label=${`${row.id} ${words}`} tabindex="-1"
-    href=${link(place, { ...query, node: row.id, at })} style=${{ left: `${((part.from - from) / whole) * 100}%`, width: `${Math.max(0.15, ((part.to - part.from) / whole) * 100)}%` }}></a>`;
+  const isRun = part.kind === "running" || part.kind === "failed";
+  const words = `${isRun ? "running" : part.kind}${part.attempt > 1 ? `, attempt ${part.attempt}` : ""}: ${duration((part.to - part.from) / 1000)}${part.kind === "failed" ? ", failed" : ""}`;
+  const at = isRun ? `${row.epoch}.${part.attempt}` : query.at;
+  return html`<a class=${`part ${PARTS[part.kind]}${isRun && query.node === row.id && query.at === at ? " chosen" : ""}`} title=${words} aria-label=${`${row.id} ${words}`} tabindex="-1"
+    href=${link(place, { ...query, node: row.id, at })} style=${{ left: `min(${((part.from - from) / whole) * 100}%, 100% - 2px)`, width: `${Math.max(0.15, ((part.to - part.from) / whole) * 100)}%` }}></a>`;
 }
 
 function Named({ id, state, isCritical }) {
@@ -118,16 +137,16 @@ export function Timeline({ run, events: newest, query }) {
         ${Array.from({ length: run.epoch }, (_, n) => html`<option value=${String(n + 1)}>${n + 1}</option>`)}</select></label>`}
       <label><input type="checkbox" checked=${onlyPath} onChange=${(e) => setQuery({ path: e.currentTarget.checked ? "1" : "" })} /> Only the critical path</label>
       <input type="search" aria-label="Search nodes" placeholder="Node" value=${query.q || ""} onInput=${(e) => setQuery({ q: e.currentTarget.value })} />
-      <span class="legend">${Object.entries(PARTS).map(([words, name]) => html`<span><span class=${`swatch ${name}`} aria-hidden="true"></span>${words}</span>`)}
+      <span class="legend">${Object.entries(PARTS).map(([words, name]) => html`<span><span class=${`swatch ${name}`} aria-hidden="true"></span>${IN_LEGEND[words] ?? words}</span>`)}
         <span><span class="critical" aria-hidden="true">◆</span>on the critical path</span></span>
-      ${rows.length > 0 && html`<span class="count">the whole: ${duration(whole / 1000)}</span>`}
+      ${rows.length > 0 && html`<span class="count">${duration(whole / 1000)} in all</span>`}
     </div>
     ${shown.length === 0 && html`<${Empty}>${rows.length ? "No node matches." : "No node has started in this epoch."}<//>`}
     ${shown.length > 0 && !narrow && html`<${Axis} whole=${whole} />`}
     <${Rows} items=${shown} height=${narrow ? 44 : 28} label="Timeline" row=${(row) => html`<div class="row span" role="listitem" key=${row.id}>
       <a class="c-name" href=${link(place, { ...query, node: row.id, at: "" })} aria-current=${query.node === row.id ? "true" : null} title=${row.id}><${Named} id=${row.id} state=${states.get(row.id)} isCritical=${path.has(row.id)} /></a>
       <span class="lane">${row.parts.map((part) => html`<${Part} row=${row} part=${part} from=${from} whole=${whole} place=${place} query=${query} />`)}</span>
-      <span class="c-duration">${duration(row.parts.filter((part) => part.kind === "running").reduce((sum, part) => sum + part.to - part.from, 0) / 1000)}</span>
+      <span class="c-duration">${duration(row.parts.filter((part) => part.kind === "running" || part.kind === "failed").reduce((sum, part) => sum + part.to - part.from, 0) / 1000)}</span>
     </div>`} />
   </div>`;
 }

@@ -1,8 +1,8 @@
 // A form for the params of a workflow, made from their schema, and the same request to copy.
 import { html, useEffect, useMemo, useRef, useState } from "./html.js";
-import { get, hasToken, newKey, path, post } from "./api.js";
+import { get, hasToken, isRawNumber, newKey, parseJson, path, post } from "./api.js";
 import { go, setQuery } from "./route.js";
-import { Copy, STATES, Trouble, WriteButton } from "./ui.js";
+import { Copy, STATES, Trouble, WriteButton, moment } from "./ui.js";
 
 const SIMPLE = new Set(["string", "integer", "number", "boolean"]);
 const MAX_REFERENCES = 10;
@@ -64,7 +64,7 @@ function valueOf(text, { kind, schema }) {
 
 function parsed(text) {
   try {
-    return JSON.parse(text);
+    return parseJson(text);
   } catch (error) {
     throw new Error(`This is no JSON: ${error.message}`);
   }
@@ -139,6 +139,7 @@ function python(value) {
   if (value === null) return "None";
   if (value === true) return "True";
   if (value === false) return "False";
+  if (isRawNumber(value)) return JSON.stringify(value);
   if (Array.isArray(value)) return `[${value.map(python).join(", ")}]`;
   if (typeof value === "object") return `{${Object.entries(value).map(([key, one]) => `${JSON.stringify(key)}: ${python(one)}`).join(", ")}}`;
   return JSON.stringify(value);
@@ -282,7 +283,7 @@ export function TriggerForm({ workflow, query, versions, recent }) {
       <select value=${query.from ?? ""} onChange=${(event) => { setQuery({ from: event.currentTarget.value }); if (!event.currentTarget.value) prefill({}); }}>
         <option value="">none</option>
         ${query.from && !recent.some((run) => run.run_id === query.from) && html`<option value=${query.from}>${query.from.slice(0, 8)}</option>`}
-        ${recent.slice(0, 20).map((run) => html`<option key=${run.run_id} value=${run.run_id}>${run.run_id.slice(0, 8)}, ${STATES[run.status][1]}, ${new Date(run.created_at).toLocaleString()}</option>`)}
+        ${recent.slice(0, 20).map((run) => html`<option key=${run.run_id} value=${run.run_id}>${run.run_id.slice(0, 8)}, ${STATES[run.status][1]}, ${moment(run.created_at)}</option>`)}
       </select></label>`}
     ${!isWhole && fields.map((field) => html`<${Field} key=${field.name} field=${field} text=${texts[field.name]} wrong=${shown[field.name]} set=${(text) => { setTexts({ ...texts, [field.name]: text }); if (found.byField[field.name]) setFound({ ...found, byField: { ...found.byField, [field.name]: undefined } }); }} />`)}
     ${isWhole && html`<div class="field"><label for="params-json"><span>params <small>JSON</small></span></label>

@@ -1,6 +1,6 @@
 // Parts that several screens use. Data is only ever a text node.
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./html.js";
-import { get, readOnly, save } from "./api.js";
+import { get, isRawNumber, readOnly, save } from "./api.js";
 import { useStore } from "./store.js";
 
 // ── states: always a colour, an icon and a word ─────────────────────────────────────────
@@ -37,16 +37,24 @@ export function Name({ text }) {
 
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "";
-  if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
-  if (seconds < 60) return `${seconds.toFixed(1)} s`;
+  if (seconds < 0.9995) return `${Math.round(seconds * 1000)} ms`;
+  if (seconds < 59.95) return `${seconds.toFixed(1)} s`;
   const whole = Math.round(seconds);
   if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
   if (whole < 86400) return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
   return `${Math.floor(whole / 86400)} d ${Math.floor((whole % 86400) / 3600)} h`;
 }
 
+// Everywhere in the time zone of the browser; the whole time, in UTC, is in the title.
 const CLOCK = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
 const DAY = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", hour12: false });
+
+const LINE = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", fractionalSecondDigits: 3, hour12: false });
+
+// Of a line of a log or an event, with milliseconds.
+export const clock = (time) => LINE.format(new Date(time));
+
+export const moment = (time) => DAY.format(new Date(time));
 
 export function Time({ at }) {
   if (!at) return "";
@@ -70,14 +78,36 @@ export function Elapsed({ from, to, seconds }) {
 
 // ── buttons, messages, dialogs ──────────────────────────────────────────────────────────
 
+// Browsers have `navigator.clipboard` only over HTTPS and on loopback.
+export async function copyText(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  const before = document.activeElement;
+  const area = document.createElement("textarea");
+  area.value = text;
+  area.className = "sr";
+  (document.querySelector("dialog[open]") ?? document.body).append(area); // all else is inert
+  area.focus({ preventScroll: true });
+  area.select();
+  const done = document.execCommand("copy");
+  area.remove();
+  before?.focus({ preventScroll: true });
+  if (!done) throw new Error("The browser does not let the page copy.");
+  return undefined;
+}
+
+// `text` may be a function, which may have to read something first.
 export function Copy({ text, label = "Copy" }) {
-  const [done, setDone] = useState(false);
+  const [said, setSaid] = useState(null);
   const copy = async () => {
-    await navigator.clipboard.writeText(typeof text === "function" ? text() : text);
-    setDone(true);
-    setTimeout(() => setDone(false), 1500);
+    try {
+      await copyText(typeof text === "function" ? await text() : text);
+      setSaid("Copied");
+    } catch {
+      setSaid("Not copied");
+    }
+    setTimeout(() => setSaid(null), 1500);
   };
-  return html`<button class="quiet" onClick=${copy}>${done ? "Copied" : label}</button>`;
+  return html`<button type="button" class="quiet" onClick=${copy}>${said ?? label}</button>`;
 }
 
 export const READ_ONLY = "This token may only read.";
@@ -171,6 +201,12 @@ export function useNarrow() {
   return narrow;
 }
 
+// What the columns of the rows below are. `columns`: a class and words for each.
+export function Heads({ kind, columns, first }) {
+  const words = columns.map(([name, text]) => html`<span class=${name}>${text}</span>`);
+  return html`<div class=${`heads ${kind}`}>${first}<span class="cover" aria-hidden="true">${words}</span></div>`;
+}
+
 // Rows of one height. It scrolls with the page, or by itself where `own` is set; `follow` keeps
 // its end in view.
 export function Rows({ items, height, row, own, follow, onLeaveEnd, label, role = "list" }) {
@@ -244,8 +280,19 @@ const CHILDREN = 100;
 const LONG_TEXT = 2000;
 const SMALL = 3000; // a value of fewer characters is shown whole
 
+// The same value with the large outputs in it: what is copied and saved is whole.
+async function whole(value) {
+  if (isReference(value)) return get(value.$output.href);
+  if (value === null || typeof value !== "object" || !Object.values(value).some(isReference)) return value;
+  const entries = await Promise.all(Object.entries(value).map(async ([key, inner]) => [key, isReference(inner) ? await get(inner.$output.href) : inner]));
+  return Object.fromEntries(entries);
+}
+
+// Data may have a key `$output` of its own, below the top.
+const HREF = /^\/api\/v1\/runs\/[^/?#]+\/(result|nodes\/[^/?#]+\/output)$/;
+
 function isReference(value) {
-  return value && typeof value === "object" && value.$output && typeof value.$output.href === "string";
+  return value !== null && typeof value === "object" && HREF.test(value.$output?.href) && Object.keys(value).length === 1;
 }
 
 export function bytes(size) {
@@ -271,10 +318,10 @@ export function Tree({ value, name, open }) {
   const [shown, setShown] = useState(CHILDREN);
   if (isReference(value)) return html`<${Large} reference=${value.$output} name=${name} />`;
   const key = name !== undefined && html`<span class="key">${name}: </span>`;
-  if (value === null || typeof value !== "object") {
-    const text = typeof value === "string" ? JSON.stringify(value) : String(value);
+  if (value === null || typeof value !== "object" || isRawNumber(value)) {
+    const text = typeof value === "string" || isRawNumber(value) ? JSON.stringify(value) : String(value);
     const cut = text.length > LONG_TEXT && !isOpen;
-    return html`<div class="leaf">${key}<span class="value-${value === null ? "null" : typeof value}">${cut ? text.slice(0, LONG_TEXT) + "…" : text}</span>
+    return html`<div class="leaf">${key}<span class="value-${value === null ? "null" : isRawNumber(value) ? "number" : typeof value}">${cut ? text.slice(0, LONG_TEXT) + "…" : text}</span>
       ${cut && html`<button class="quiet" onClick=${() => setOpen(true)}>All (${bytes(text.length)})</button>`}</div>`;
   }
   const isList = Array.isArray(value);
@@ -291,13 +338,23 @@ export function Tree({ value, name, open }) {
 }
 
 export function Json({ title, value, file, level = 3 }) {
-  const text = () => JSON.stringify(value, null, 2);
+  const [error, setError] = useState(null);
+  const text = async () => JSON.stringify(await whole(value), null, 2);
+  const download = async () => {
+    setError(null);
+    try {
+      save(new Blob([await text()], { type: "application/json" }), file);
+    } catch (problem) {
+      setError(problem);
+    }
+  };
   const isSmall = useMemo(() => (JSON.stringify(value) ?? "").length < SMALL, [value]);
   return html`<section class="json">
     <header><${`h${level}`}>${title}<//>
       ${value !== null && value !== undefined && html`<${Copy} text=${text} />
-      ${file && html`<button class="quiet" onClick=${() => save(new Blob([text()], { type: "application/json" }), file)}>Download</button>`}`}
+      ${file && html`<button class="quiet" onClick=${download}>Download</button>`}`}
     </header>
+    <${Trouble} error=${error} />
     ${value === null || value === undefined ? html`<p class="none">none</p>` : html`<${Tree} value=${value} open=${isSmall ? "all" : true} />`}
   </section>`;
 }

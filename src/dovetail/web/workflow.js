@@ -1,6 +1,6 @@
 // One workflow: trigger it, see how its versions do, point aliases elsewhere, compare versions.
-import { html, useEffect, useMemo, useState } from "./html.js";
-import { getText, path, post, put, remove, reread, save, withQuery } from "./api.js";
+import { html, useEffect, useMemo, useRef, useState } from "./html.js";
+import { getText, onRunEvents, path, pause, post, put, remove, reread, save, withQuery } from "./api.js";
 import { GraphView } from "./graph.js";
 import { link, setQuery } from "./route.js";
 import { TriggerForm } from "./trigger.js";
@@ -10,6 +10,7 @@ import { FailureShare, failures, percent, targetWords, targetsOf } from "./workf
 const RECENT_RUNS = 50;
 const SHOWN_VERSIONS = 20;
 const SHOWN_HISTORY = 10;
+const REFRESH_MS = 1000;
 const YAML = "application/yaml";
 const TABS = [["", "Trigger and versions"], ["definition", "Definition"], ["graph", "Graph"], ["diff", "Compare versions"]];
 
@@ -33,6 +34,13 @@ function rollbackTarget(alias, current, versions, byVersion, history) {
     return ended > 0 && failed * 2 < ended;
   });
   return worked ?? older[0];
+}
+
+// The dialog that rolls an alias back; null where there is no older version.
+function rollbackOf(alias, { workflow, versions, byVersion, history }) {
+  const current = Math.max(...targetsOf(workflow.aliases[alias]).map((one) => one.version));
+  const target = rollbackTarget(alias, current, versions, byVersion, history);
+  return target === undefined ? null : { kind: alias === "latest" ? "latest" : "rollback", alias, target };
 }
 
 function useChange(onDone) {
@@ -124,11 +132,11 @@ function Aliases({ workflow, versions, byVersion, history, open }) {
   return html`<section><header><h2>Aliases</h2><span class="grow"></span><${WriteButton} class="quiet" onClick=${() => open({ kind: "alias" })}>New alias…<//></header>
     <ul class="plain aliases">${names.map((alias) => {
       const named = targetsOf(workflow.aliases[alias]);
-      const back = rollbackTarget(alias, Math.max(...named.map((one) => one.version)), versions, byVersion, history);
+      const back = rollbackOf(alias, { workflow, versions, byVersion, history });
       return html`<li key=${alias}><div class="alias"><strong>${alias}</strong>
           ${named.map((one) => html`<span class="target" key=${one.version}>v${one.version}${one.share === undefined ? "" : ` ${percent(one.share)}`} <${FailureShare} runs=${byVersion.get(one.version) ?? []} /></span>`)}</div>
         <div class="actions">
-          ${back !== undefined && html`<${WriteButton} onClick=${() => open({ kind: alias === "latest" ? "latest" : "rollback", alias, target: back })}>Roll back to v${back}…<//>`}
+          ${back && html`<${WriteButton} onClick=${() => open(back)}>Roll back to v${back.target}…<//>`}
           ${alias !== "latest" && html`<${WriteButton} class="quiet" onClick=${() => open({ kind: "alias", alias, target: named[0]?.version })}>Change…<//>`}
         </div></li>`;
     })}</ul></section>`;
@@ -194,6 +202,31 @@ function VersionGraph({ workflow, query }) {
 
 // ── the screen ──────────────────────────────────────────────────────────────────────────
 
+// Calls `act` after events of runs of this workflow, at most once in so long, and after a break of
+// the connection.
+function useRunsOf(name, act) {
+  const latest = useRef(act);
+  latest.current = act;
+  useEffect(() => {
+    const leaving = new AbortController();
+    let waits = false;
+    let broke = false;
+    const stop = onRunEvents(async (events, again) => {
+      broke ||= events === null && again;
+      if (waits || !(broke || events?.some((event) => event.workflow === name))) return;
+      waits = true;
+      await pause(REFRESH_MS, leaving.signal);
+      if (leaving.signal.aborted) return;
+      latest.current(broke);
+      waits = broke = false;
+    });
+    return () => {
+      stop();
+      leaving.abort();
+    };
+  }, [name]);
+}
+
 export function WorkflowScreen({ name, tab = "", query }) {
   // While versions are compared, `version` is of another tab.
   const wanted = tab === "diff" ? "" : query.version;
@@ -208,8 +241,19 @@ export function WorkflowScreen({ name, tab = "", query }) {
   const recent = runs.value?.items ?? [];
   const byVersion = useMemo(() => Map.groupBy(recent, (run) => run.version), [runs.value]);
   const again = () => [read, latest, known, runs, past].forEach((one) => one.again());
+  useRunsOf(name, (isAll) => (isAll ? again() : runs.again()));
   useEffect(() => setDialog(null), [tab]);
   const workflow = read.value?.value;
+  // A link of a failed run: opens the roll back of the alias that names its version.
+  const failed = Number(query.rollback);
+  const isRead = [read, known, runs, past].every((one) => one.value || one.error);
+  useEffect(() => {
+    if (!failed || !isRead || !workflow) return;
+    const names = (alias) => targetsOf(workflow.aliases[alias]).some((one) => one.version === failed);
+    const found = Object.keys(workflow.aliases).filter(names).sort((a, b) => (a === "latest") - (b === "latest"));
+    setQuery({ rollback: "" });
+    if (found.length) setDialog(rollbackOf(found[0], { workflow, versions: items.map((one) => one.version), byVersion, history }));
+  }, [failed, isRead]);
   if (!workflow || !known.value) {
     const error = read.error ?? known.error;
     return html`<main tabindex="-1"><h1>${name}</h1>${error ? html`<${Trouble} error=${error} again=${again} />

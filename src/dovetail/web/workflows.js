@@ -2,7 +2,7 @@
 import { html, useEffect, useRef, useState } from "./html.js";
 import { get, onRunEvents, pause, withQuery } from "./api.js";
 import { link, setQuery } from "./route.js";
-import { Empty, Loading, STATES, Time, Trouble } from "./ui.js";
+import { Empty, Heads, Loading, STATES, Time, Trouble } from "./ui.js";
 
 const PAGE = 50;
 const LAST_RUNS = 10;
@@ -31,7 +31,7 @@ export function failures(runs) {
 export function FailureShare({ runs }) {
   const { failed, ended } = failures(runs);
   if (ended === 0) return html`<span class="none">${runs.length ? "none has ended" : "no runs"}</span>`;
-  if (failed === 0) return html`<span class="state state-completed"><span class="icon" aria-hidden="true">✓</span>none failed</span>`;
+  if (failed === 0) return html`<span class="state state-completed"><span class="icon" aria-hidden="true">✓</span>none of ${ended} failed</span>`;
   return html`<span class="state state-failed"><span class="icon" aria-hidden="true">✕</span>${failed} of ${ended} failed</span>`;
 }
 
@@ -99,6 +99,8 @@ function useWorkflows(q) {
   return { ...state, more: (cursor) => control.current.more(cursor), refresh: () => control.current.refresh() };
 }
 
+const COLUMNS = [["c-name", "Workflow"], ["c-version", "Latest"], ["c-aliases", "Aliases"], ["last-runs", `Last ${LAST_RUNS} runs`], ["c-share", "Failures"], ["c-time", "Last run"]];
+
 function Row({ one }) {
   const aliases = Object.entries(one.aliases).filter(([alias]) => alias !== "latest");
   const runs = one.runs ?? [];
@@ -130,7 +132,7 @@ export function WorkflowsScreen({ query }) {
     ${items?.length === 0 && !query.q && html`<${Empty}><p>No workflow is registered.</p>
       <p><a href=${link(["editor"])}>Write one here</a>, or register a file: <code>dovetail workflows register flow.yaml</code></p><//>`}
     ${items?.length === 0 && query.q && !cursor && html`<${Empty}>No workflow matches. <button onClick=${() => setQuery({ q: "" })}>Show all workflows</button><//>`}
-    ${items?.length > 0 && html`<ul class="plain list flows">${items.map((one) => html`<${Row} key=${one.name} one=${one} />`)}</ul>`}
+    ${items?.length > 0 && html`<${Heads} kind="workflow" columns=${COLUMNS} /><ul class="plain list flows">${items.map((one) => html`<${Row} key=${one.name} one=${one} />`)}</ul>`}
     ${cursor && html`<p class="more"><button onClick=${() => more(cursor)}>More workflows</button></p>`}
   </main>`;
 }
