@@ -179,6 +179,26 @@ class TestTracebacks:
         walk.break_("a")
         assert walk.events_of("node.failed")[0].data == {"error": walk["a"].error}
 
+    def test_a_mapped_node_has_the_traceback_of_its_first_failed_item(self) -> None:
+        each = {"for_each": {"items": [1, 2, 3, 4], "max_failures": 1}}
+        walk = Walk({"a": []}, a=each)
+        walk.expand("a", 4)
+        walk.break_("a[3]", error={**BROKEN, "traceback": "of 3"})
+        walk.break_("a[1]", error={**BROKEN, "traceback": "of 1"})
+        walk.run("a[0]", "a[2]")
+        (one,) = attempts(walk, "a")
+        assert one.error is not None
+        assert one.error["message"] == "item 1: broken (2 of 4 items failed, 1 may)"
+        assert one.error["traceback"] == "of 1"
+        walk.retry()
+        walk.expand("a", 4)
+        walk.break_("a[3]", error={**BROKEN, "traceback": "of 3"})
+        walk.run("a[1]")
+        assert [one.error and one.error["traceback"] for one in attempts(walk, "a")] == [
+            "of 1",
+            None,
+        ]
+
 
 def check(log: list[Event], graph: Graph, name: str, node: NodeState) -> None:
     """What the attempts say of a node is what the run says of it."""
