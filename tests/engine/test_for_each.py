@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from importlib import import_module
 from pathlib import Path
@@ -20,6 +20,7 @@ import pytest
 from dovetail import Dovetail, Run
 from dovetail.config import Settings
 from dovetail.core.errors import InvalidParams, NotFound
+from dovetail.engine.queues import read_queues
 from dovetail.handlers.registry import handler
 from dovetail.stores.sqlite import store as sqlite_store
 from dovetail.stores.sqlite.store import SqliteStore
@@ -305,6 +306,30 @@ async def test_the_queues_have_the_items_that_run_and_those_that_are_parked(tmp_
         assert [(one["tag"], one["nodes"]) for one in found["parked"]] == [("slow", 2)]
         await dt.cancel(held.run_id)
         await dt.cancel(limited.run_id)
+
+
+class Transport:
+    """One that has deleted the messages of what runs."""
+
+    async def workers(self, *, with_schemas: bool = False) -> list[dict[str, Any]]:
+        return [{"alive": True, "handlers": ["waits", "square"]}]
+
+    async def waiting(self, running: Mapping[str, int]) -> dict[str, int]:
+        return {"waits": max(0, 2 - running["waits"]), "square": 0}
+
+
+async def test_what_waits_is_counted_in_the_runs(tmp_path: Path) -> None:
+    async with client(tmp_path, concurrency=3) as dt:
+        accepted = await dt.trigger(flow(5, handler="waits", config={"gate": True}))
+        while calls["now"] < 3:
+            await asyncio.sleep(0.005)
+        found = await read_queues(dt._commands, Transport())
+        assert [(one["handler"], one["waiting"], one["workers"]) for one in found["items"]] == [
+            ("square", 0, 1),
+            ("waits", 2, 1),
+        ]
+        assert len(found["running"]) == 3
+        await dt.cancel(accepted.run_id)
 
 
 async def test_items_are_found_in_the_cache(tmp_path: Path) -> None:
