@@ -183,17 +183,18 @@ class TestTracebacks:
         each = {"for_each": {"items": [1, 2, 3, 4], "max_failures": 1}}
         walk = Walk({"a": []}, a=each)
         walk.expand("a", 4)
-        walk.break_("a[3]", error={**BROKEN, "traceback": "of 3"})
-        walk.break_("a[1]", error={**BROKEN, "traceback": "of 1"})
-        walk.run("a[0]", "a[2]")
+        walk.start("a[0]", "a[1]", "a[2]", "a[3]")
+        for item in (3, 1, 2):
+            walk.fail(f"a[{item}]", {**BROKEN, "traceback": f"of {item}"})
+        walk.complete("a[0]")
         (one,) = attempts(walk, "a")
         assert one.error is not None
-        assert one.error["message"] == "item 1: broken (2 of 4 items failed, 1 may)"
+        assert one.error["message"] == "item 1: broken (3 of 4 items failed, 1 may)"
         assert one.error["traceback"] == "of 1"
         walk.retry()
         walk.expand("a", 4)
         walk.break_("a[3]", error={**BROKEN, "traceback": "of 3"})
-        walk.run("a[1]")
+        walk.run("a[1]", "a[2]")
         assert [one.error and one.error["traceback"] for one in attempts(walk, "a")] == [
             "of 1",
             None,
