@@ -207,7 +207,8 @@ async def over_redis(asked: argparse.Namespace) -> None:
             print("MiB:", _rounded(fleet.memory()))
             await compare(fleet.measure, asked, WARMUP_SECONDS)
             print("MiB:", _rounded(fleet.memory()))
-            print(f"bytes of Redis for each item: {fleet.bytes_per_item():.0f}")
+            if asked.long:  # else the last run may be the fan
+                print(f"bytes of Redis for each item: {fleet.bytes_per_item():.0f}")
             if asked.kill:
                 await fleet.kill_orchestrator(asked.long)
 

@@ -44,7 +44,7 @@ nodes:
     "needy": """
 name: needy
 nodes:
-  - {id: shout, handler: broken, max_retries: 0, allow_failure: true}
+  - {id: shout, handler: broken, max_retries: 0, allow_failure: true, for_each: [1, 2]}
   - {id: find, handler: needs, dependencies: [shout], config: {file: treasure}}
 """,
     "logs": "name: logs\nnodes: [{id: a, handler: input}]\n",
@@ -217,8 +217,9 @@ async def test_an_agent_lists_runs_explains_reads_logs_and_retries(
         by_id = {node["id"]: node for node in why["failed"]}
         assert "Traceback" in by_id["find"]["error"]["traceback"]
         assert by_id["find"]["config"] == {"file": "treasure"}
-        lines = await agent("run_logs", run_id=failed["run_id"], node="shout")
+        lines = await agent("run_logs", run_id=failed["run_id"], node="shout", item=1)
         assert "logged by a handler" in [line["message"] for line in lines["items"]]
+        assert {line["item"] for line in lines["items"]} == {1}
         treasure.touch()
         again = await agent("retry_run", run_id=failed["run_id"])
         assert (again["status"], again["epoch"]) == ("COMPLETED", 2)

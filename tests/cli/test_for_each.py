@@ -65,3 +65,21 @@ def test_run_and_show_have_the_items(shell: Shell) -> None:
     assert "failed items: 1" in shown
     assert "2  ValueError: three is broken" in shown
     assert shell("runs", "verify", run_id).code == 0
+
+
+def test_the_end_of_a_failed_run_has_the_log_of_the_failed_item_alone(shell: Shell) -> None:
+    flow = FLOW.replace("max_failures: 1}", "max_failures: 0}\n    max_retries: 1")
+    shell.write("flow.yaml", flow + "    retry: {base_delay_seconds: 0}\n")
+    shell.write("own.py", HANDLERS.replace("    if", "    print('item', ctx.index)\n    if"))
+    ran = shell("run", "flow.yaml", "--handlers", "own.py")
+    assert ran.code == 1
+    end = ran.err + ran.out
+    end = end[end.index("the end of the log") :]
+    assert "the end of the log of item 2, attempt 2:" in end
+    assert end.count("stdout: item") == 1
+    run_id = json.loads(shell("runs", "list", "--json").out)["items"][0]["run_id"]
+    assert f"dovetail runs logs {run_id[:6]} --node each --item 2" in end
+    lines = shell("runs", "logs", run_id, "--item", "2").out.splitlines()
+    assert [line.split()[-2:] for line in lines] == [["item", "2"]] * 2
+    shown = shell("runs", "show", run_id, "each").out
+    assert 'raise ValueError("three is broken")' in shown

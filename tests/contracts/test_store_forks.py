@@ -72,6 +72,15 @@ async def test_a_fork_that_fails_as_it_begins_equals_the_core(peers: Peers) -> N
         assert await read(peers[0], submit.run_id, run.seq) == decision.events
 
 
+@pytest.mark.parametrize("output", [[1, None, 3], [], "no list"])
+async def test_a_reused_mapped_node_equals_the_core(peers: Peers, output: Any) -> None:
+    submit = fork({"a": output}, a={"for_each": [1, 2, 3]}, b={"for_each": "{{ a }}"})
+    await peers[0].create(submit, 1000.0)
+    core, _ = begin(submit, 1000.0, 1)
+    run = await peers[-1].load(submit.run_id)
+    assert plain(run) == plain(core)
+
+
 LARGE = {name: {"text": f"{number}" * 100_000} for number, name in enumerate(CHAIN)}
 
 

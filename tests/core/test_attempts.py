@@ -179,6 +179,27 @@ class TestTracebacks:
         walk.break_("a")
         assert walk.events_of("node.failed")[0].data == {"error": walk["a"].error}
 
+    def test_a_mapped_node_has_the_traceback_of_its_first_failed_item(self) -> None:
+        each = {"for_each": {"items": [1, 2, 3, 4], "max_failures": 1}}
+        walk = Walk({"a": []}, a=each)
+        walk.expand("a", 4)
+        walk.start("a[0]", "a[1]", "a[2]", "a[3]")
+        for item in (3, 1, 2):
+            walk.fail(f"a[{item}]", {**BROKEN, "traceback": f"of {item}"})
+        walk.complete("a[0]")
+        (one,) = attempts(walk, "a")
+        assert one.error is not None
+        assert one.error["message"] == "item 1: broken (3 of 4 items failed, 1 may)"
+        assert one.error["traceback"] == "of 1"
+        walk.retry()
+        walk.expand("a", 4)
+        walk.break_("a[3]", error={**BROKEN, "traceback": "of 3"})
+        walk.run("a[1]", "a[2]")
+        assert [one.error and one.error["traceback"] for one in attempts(walk, "a")] == [
+            "of 1",
+            None,
+        ]
+
 
 def check(log: list[Event], graph: Graph, name: str, node: NodeState) -> None:
     """What the attempts say of a node is what the run says of it."""

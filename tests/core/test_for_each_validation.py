@@ -102,6 +102,10 @@ class TestItemAndIndex:
         assert found.code == "template_unknown_node"
         assert "only in the config of a node with for_each" in found.message
 
+    def test_are_suggested_there(self) -> None:
+        (found,) = checked(node(for_each=[1], config={"x": "{{ itm.text }}"})).errors
+        assert found.message == "there is no node 'itm' to read; did you mean 'item'?"
+
     def test_hide_nodes_of_these_names_there_and_only_there(self) -> None:
         item = {"id": "item", "handler": "h", "dependencies": []}
         each = node(dependencies=["fetch", "item"], config={"x": "{{ item.y }}"}, for_each=[1])

@@ -22,7 +22,7 @@ from dovetail.core.fork import ForkPlan, plan_fork
 from dovetail.core.run import Phase, RunState
 from dovetail.core.states import NodeStatus
 from dovetail.core.step import begin, step
-from dovetail.core.transitions import Claim, Complete, Fail, Submit, Wake
+from dovetail.core.transitions import Cancel, Claim, Complete, Fail, Retry, Submit, Wake
 
 from .drawn import CONDITIONS, Meaning, changed, deeds, error_of, examples, graphs, limits
 from .invariants import check_run
@@ -263,6 +263,23 @@ def test_the_journal_of_a_fork_has_its_origin_and_its_reused_outputs() -> None:
     replay(again, [entry])
     assert plain(again) == plain(run)
     assert verify(bare, [entry])[1] == []
+
+
+@pytest.mark.parametrize("max_bytes", [None, 1000])
+def test_a_reused_mapped_node_that_was_reset_is_still_in_the_log(max_bytes: int | None) -> None:
+    walk = Walk({"a": [], "b": ["a"]}, a={"for_each": [1, 2, 3]})
+    walk.expand("a", 3)
+    walk.run("a[0]", "a[1]", "a[2]", output={"x": 1})
+    walk.break_("b")
+    submit, _ = fork_of(walk.state, walk.state.graph, max_bytes=max_bytes)
+    run, decision = begin(submit, 200.0, 1)
+    log = [*decision.events]
+    bare = Submit("fork", submit.graph, submit.params, max_bytes=max_bytes)
+    assert audit(bare, log, run) == []
+    log += step(run, Cancel("fork"), 201.0, 2).events
+    log += step(run, Retry("fork", "a"), 202.0, 3).events
+    assert run.node("a").status is NodeStatus.QUEUED
+    assert audit(bare, log, run) == []
 
 
 def test_a_node_is_reused_only_when_its_run_begins() -> None:

@@ -105,6 +105,21 @@ def test_items_wait_for_the_limit_of_their_run() -> None:
     assert said(walk, "m") == expected
 
 
+def test_a_mapped_node_that_starts_no_more_items_says_why() -> None:
+    walk = Walk({"a": [], "m": []}, m=EACH)
+    walk.expand("m", 4)
+    walk.start("m[0]", "m[1]")
+    walk.fail("m[0]", permanent=True)
+    stopped = "0 of 4 items completed, 1 running, 1 failed, no more are started: too many failed"
+    assert said(walk, "m") == ("running", stopped)
+    walk = Walk({"a": [], "m": []}, m=EACH)
+    walk.expand("m", 4)
+    walk.start("a", "m[1]")
+    walk.fail("a", permanent=True)
+    stopped = "0 of 4 items completed, 1 running, no more are started: the run has failed"
+    assert said(walk, "m") == ("running", stopped)
+
+
 def test_a_published_node_is_queued_for_a_slot() -> None:
     walk = Walk({"a": []})
     assert said(walk, "a") == ("queued", "queued: waits for a free slot of a worker")

@@ -234,6 +234,14 @@ async def test_a_handler_that_runs_longer_than_its_lease_keeps_the_lease(play: C
     assert "node.lost" not in await play.events()
 
 
+async def test_an_item_that_runs_longer_than_its_lease_keeps_the_lease(play: CeleryRuns) -> None:
+    config = {"seconds": float(LEASE) * 2}
+    run = await play.run({"n": {"handler": "thinks", "config": config, "for_each": [1, 2]}})
+    assert run.status is RunStatus.COMPLETED
+    assert len(await play.executed()) == 2
+    assert "node.lost" not in await play.events()
+
+
 # ── a cancel reaches what runs ───────────────────────────────────────────────────────────
 
 

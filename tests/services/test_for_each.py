@@ -23,8 +23,8 @@ from .test_distributed import LEASE, Services, ended, graph, parts_of, services
 __all__ = ["services"]
 
 
-def mapped(total: int, window: int = 100, **fields: Any) -> Graph:
-    """A node that makes a list, a mapped node, and a join behind it."""
+def mapped(total: int, window: int = 100, seconds: float = 0, **fields: Any) -> Graph:
+    """A node that makes a list, a mapped node whose items take so long, and a join behind it."""
     each = {"items": "{{ params.list }}", "max_concurrency": window, **fields}
     return graph(
         {
@@ -32,7 +32,10 @@ def mapped(total: int, window: int = 100, **fields: Any) -> Graph:
             "each": {
                 "dependencies": ["first"],
                 "for_each": each,
-                "config": {"of": ["{{ item }}", "{{ index }}", "{{ first.n }}"]},
+                "config": {
+                    "of": ["{{ item }}", "{{ index }}", "{{ first.n }}"],
+                    "seconds": seconds,
+                },
             },
             "join": {
                 "dependencies": ["each"],
@@ -112,6 +115,22 @@ async def test_a_thousand_items_survive_the_death_of_a_process(
     assert max(starts.values()) == 1  # each attempt of each item is one start
 
 
+async def test_an_item_that_runs_longer_than_its_lease_keeps_the_lease(
+    services: Services, redis_url: str
+) -> None:
+    for kind in ("orchestrator", "worker"):
+        services.start(kind)
+    flow = mapped(3, seconds=3 * LEASE)
+    async with parts_of(redis_url) as parts:
+        await parts.orchestrator.submit(Submit("r", flow, numbers(3)))
+        run = await ended(parts, "r")
+        check(run, 3)
+        each = run.node("each")
+        assert each.finished_at - each.started_at > 3 * LEASE
+    assert max(Counter(services.executions()).values()) == 1
+    assert len(services.executions()) == 3 + 2, services.executions()
+
+
 async def test_a_stopped_worker_changes_nothing_when_it_comes_back(
     services: Services, redis_url: str
 ) -> None:
@@ -119,8 +138,7 @@ async def test_a_stopped_worker_changes_nothing_when_it_comes_back(
     services.start("orchestrator")
     stopped = services.start("worker")
     total = 60
-    flow = mapped(total, 30)
-    flow.nodes[1].config.raw["seconds"] = 0.2
+    flow = mapped(total, 30, seconds=0.2)
     async with parts_of(redis_url) as parts:
         await parts.orchestrator.submit(Submit("r", flow, numbers(total)))
         while len(services.executions()) < 20:
@@ -157,8 +175,7 @@ async def test_a_retry_reruns_only_the_items_that_did_not_complete(
     services.start("orchestrator")
     worker = services.start("worker")
     total = 60
-    flow = mapped(total, 4)
-    flow.nodes[1].config.raw["seconds"] = 0.1
+    flow = mapped(total, 4, seconds=0.1)
     async with parts_of(redis_url) as parts:
         await parts.orchestrator.submit(Submit("r", flow, numbers(total)))
         while len(services.executions()) < 9:
@@ -211,8 +228,7 @@ async def test_a_damaged_run_with_items_is_found_and_can_be_cancelled_and_retrie
 ) -> None:
     for kind in ("orchestrator", "worker"):
         services.start(kind)
-    flow = mapped(40, 4)
-    flow.nodes[1].config.raw["seconds"] = 0.3
+    flow = mapped(40, 4, seconds=0.3)
     async with parts_of(redis_url) as parts:
         await parts.orchestrator.submit(Submit("r", flow, numbers(40)))
         while len(services.executions()) < 6:

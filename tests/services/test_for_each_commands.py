@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dovetail.config import Settings
+from dovetail.core.errors import NotFound
 from dovetail.engine.commands import Commands
 from dovetail.redis_client.pipelined import PipelinedRedis
 from dovetail.stores.postgres.pool import PostgresPool
@@ -139,6 +140,38 @@ async def test_a_retry_and_a_fork_rerun_only_what_failed(
     assert (await commands.get_run(fork))["status"] == "COMPLETED"
     events = await commands.events(run_id)
     assert {event["item"] for event in events if event["type"] == "node.failed" and "item" in event}
+
+
+async def test_the_items_of_a_node_that_a_fork_reuses_are_listed(
+    commands: Commands, service_processes: ServiceProcesses
+) -> None:
+    definition = flow("needs", {"file": "{{ item }}"}, each={"max_failures": 1})
+    first = await run(commands, definition, {"list": ["mine.py", "gone", "mine.py"]})
+    fork = (await commands.fork(first)).run_id
+    await asyncio.wait_for(commands.wait(fork), 60)
+    items = await all_items(commands, fork)
+    ends = [(item["status"], item["attempt"], item["worker"], item["output"]) for item in items]
+    assert ends == [("COMPLETED", 0, None, output) for output in ("found", None, "found")]
+    assert items == await all_items(commands, fork, limit=1)
+    detail = await commands.get_run(fork)
+    (mapped,) = [node for node in detail["nodes"] if node["id"] == "each"]
+    zeros = dict.fromkeys(("pending", "running", "failed", "cancelled"), 0)
+    assert mapped["items"] == {"total": 3, "completed": 3, **zeros}
+    assert mapped["output"] == ["found", None, "found"]
+    _, third = await commands.with_output(fork, "each[2]")
+    assert third.output == "found"
+    assert await commands.verify(fork) == []
+    await is_archived(commands, fork, service_processes.redis_url)
+    assert await all_items(commands, fork) == items
+    assert await commands.get_run(fork) == detail
+    assert await commands.verify(fork) == []
+
+
+async def test_no_retry_begins_with_an_item(commands: Commands) -> None:
+    run_id = await run(commands, flow("greet", {"name": "{{ item }}"}), {"list": [1, 2]})
+    for name in ("each[1]", "each[9]", "start[0]", "nothing"):
+        with pytest.raises(NotFound, match="has no node"):
+            await commands.retry(run_id, name)
 
 
 async def test_allowed_failures_are_null_in_the_list(commands: Commands) -> None:

@@ -305,6 +305,7 @@ class RunningNode(Reply):
     run_id: str
     workflow: str
     node: str
+    item: int | None = Field(description="of a node with `for_each`; null for any other")
     handler: str
     attempt: int
     worker: str | None
@@ -411,6 +412,7 @@ async def requeue_dead_letter(letter_id: str, request: Request, here: Here) -> R
                         "run_id": RUN,
                         "workflow": "greet",
                         "node": "end",
+                        "item": None,
                         "handler": "output",
                         "attempt": 1,
                         "worker": "host-4711",

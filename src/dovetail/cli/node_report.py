@@ -79,15 +79,21 @@ async def failure_lines(commands: EngineApi, run: Mapping[str, Any], short: str)
     if node is None:
         return []
     query = LogQuery(node["id"], node["epoch"], node["attempt"] or None)
+    of, logs = "its log", ["runs", "logs", short, "--node", node["id"]]
+    if (item := await _first_failed_item(commands, run["run_id"], node)) is not None:
+        # The lines of other items would push these out.
+        query = LogQuery(node["id"], attempt=item["attempt"] or None, item=item["index"])
+        of = f"the log of item {item['index']}"
+        logs += ("--item", str(item["index"]))
     items = await last_items(commands, run["run_id"], query, MAX_FAILURE_LINES)
     lines: list[Line] = []
     if items:
-        lines.append([(f"  the end of its log, attempt {node['attempt']}:", "dim")])
+        lines.append([(f"  the end of {of}, attempt {query.attempt or 0}:", "dim")])
         shown = [line for item in items for line in _clipped(log_lines_of(item, "    "))]
         lines += shown[-MAX_FAILURE_LINES:]  # a message may have many lines
     typed = [command("runs", "show", short, node["id"])]
     if items:
-        typed.append(command("runs", "logs", short, "--node", node["id"]))
+        typed.append(command(*logs))
     lines.append([("see more:  ", "dim"), (typed[0], "bold")])
     lines += ([("           ", ""), (words, "bold")] for words in typed[1:])
     return lines
@@ -104,6 +110,17 @@ def _failed_node(run: Mapping[str, Any]) -> Mapping[str, Any] | None:
         if node["status"] == NodeStatus.FAILED and node["reason"] != Reason.DEPENDENCY_FAILED
     ]
     return next((one for one in failed if one["id"] == named), failed[0] if failed else None)
+
+
+async def _first_failed_item(
+    commands: EngineApi, run_id: str, node: Mapping[str, Any]
+) -> Mapping[str, Any] | None:
+    """Of a mapped node that failed: the item whose error it has."""
+    if not node["items"] or not node["items"]["failed"]:
+        return None
+    failed = NodeStatus.FAILED
+    found = await commands.node_items(run_id, node["id"], status=failed, limit=1)
+    return next(iter(found["items"]), None)
 
 
 def _clipped(lines: Iterator[Line]) -> Iterator[Line]:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from dovetail.core.dag import Graph
 from dovetail.core.events import TRACEBACK, Event
+from dovetail.core.items import split_name
 
 
 class AttemptStatus(StrEnum):
@@ -50,19 +51,44 @@ _ENDS = {
 }
 
 
-def is_about_attempts(event: Event, node: str) -> bool:
-    """Whether `attempts_of` needs this event: a caller may leave out all others."""
-    if event.node is None:
-        return event.type == "run.retried"
-    return event.node == node and (event.type == "node.started" or event.type in _ENDS)
+class AttemptEvents:
+    """Picks the events that `attempts_of` needs out of the log of a run, which may be long."""
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+        self.picked: list[Event] = []
+        self._failed_item: tuple[int, Event] | None = None
+        """Of a mapped node: the failed item with the lowest number, and how it failed."""
+
+    def add(self, event: Event) -> None:
+        if event.node is None:
+            if event.type == "run.retried":
+                self._failed_item = None
+                self.picked.append(event)
+        elif event.node == self._node:
+            if event.type == "node.started" or event.type in _ENDS:
+                self.picked.append(self._with_traceback(event))
+        elif event.type == "node.failed":
+            node, item = split_name(event.node)
+            first = self._failed_item
+            if node == self._node and item is not None and (first is None or item < first[0]):
+                self._failed_item = item, event
+
+    def _with_traceback(self, event: Event) -> Event:
+        """The error of a mapped node is that of its first failed item, without the traceback."""
+        if event.type != "node.failed" or self._failed_item is None:
+            return event
+        of_item = (self._failed_item[1].data or {}).get(TRACEBACK)
+        return event._replace(data={**(event.data or {}), TRACEBACK: of_item})
 
 
 def attempts_of(events: Iterable[Event], graph: Graph, node: str) -> list[Attempt]:
     """All attempts of a node in all epochs, in the order of their starts."""
-    found: list[Attempt] = []
+    needed = AttemptEvents(node)
     for event in events:
-        if not is_about_attempts(event, node):
-            continue
+        needed.add(event)
+    found: list[Attempt] = []
+    for event in needed.picked:
         if event.type == "node.started":
             worker = (event.data or {}).get("worker")
             running = AttemptStatus.RUNNING

@@ -104,6 +104,7 @@ class MapState:
         "completed",
         "ended",
         "failed",
+        "is_reused",
         "next",
         "out",
         "outputs",
@@ -120,6 +121,8 @@ class MapState:
         self.next = 0
         """No item before this one waits."""
         self.running = self.completed = self.failed = 0
+        self.is_reused = False
+        """The items of an earlier run: only their outputs are known."""
         self.out: dict[int, NodeState] = {}
         """The items that were begun and have not ended."""
         self.ready: list[int] = []
@@ -133,8 +136,9 @@ class MapState:
 
     @classmethod
     def reused(cls, total: int, outputs: Any) -> MapState:
-        """The items of a node that begins as COMPLETED: only their outputs are known."""
+        """The items of a node that a fork begins with, as COMPLETED."""
         items = cls(total)
+        items.is_reused = total > 0
         items.statuses = bytearray([_COMPLETED]) * total
         items.completed = total
         if isinstance(outputs, list):

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, cast
 import orjson
 
 from dovetail.core.aliases import AliasTarget, check_weights, choose_version, main_version
-from dovetail.core.attempts import is_about_attempts
+from dovetail.core.attempts import AttemptEvents
 from dovetail.core.audit.event_check import audit, inconsistencies
 from dovetail.core.audit.journal_check import verify
 from dovetail.core.dag import Graph, build_graph
@@ -669,7 +669,7 @@ class Commands:
     async def with_output(self, run_id: str, node: str) -> tuple[RunState, NodeState]:
         run = await self.store.load(run_id, room=ONLY_SIZES)
         if (place := run.place(node)) is not None:
-            await self.store.read_items(run, place[0], [place[1]])
+            await self._read_items(run, place[0], [place[1]])
         found = run.node(node) if place else run.nodes[_place_of(run, node)]
         if found.status not in FINISHED:
             message = f"node '{node}' of run {run_id} is {found.status}: it has no output yet"
@@ -693,7 +693,7 @@ class Commands:
         if counts is None:
             raise NotFound(f"node '{node}' of run {run_id} has no items: it has no for_each")
         numbers, following = item_page(run.nodes[place], status, limit, cursor)
-        await self.store.read_items(run, place, numbers)
+        await self._read_items(run, place, numbers)
         views = [item_view(run, place, number) for number in numbers]
         unread = {
             str(view["index"]): view["output"].size
@@ -711,6 +711,14 @@ class Commands:
                 href = output_href(run_id, item_name(node, view["index"]))
                 view["output"] = reference(size, href)
         return {"items": views, "counts": counts, "next_cursor": following}
+
+    async def _read_items(self, run: RunState, place: int, numbers: Sequence[int]) -> None:
+        node = run.nodes[place]
+        if node.items is None or not node.items.is_reused:
+            await self.store.read_items(run, place, numbers)
+        elif isinstance(node.output, OutputReference):  # a fork has the list as one output
+            (text,) = await self.store.read_outputs(run, [node.output])
+            node.items.outputs = orjson.loads(text)
 
     async def node_detail(self, run_id: str, node: str) -> dict[str, Any]:
         for _ in range(MAX_TRIES - 1):
@@ -738,13 +746,14 @@ class Commands:
             why = next(
                 ({f: one[f] for f in fields} for one in explained if one["id"] == node), None
             )
-        log = self._log_up_to(run_id, seq)
+        events = AttemptEvents(node)
         try:
             async with asyncio.timeout(LOG_SECONDS):
-                events = [event async for event in log if is_about_attempts(event, node)]
+                async for event in self._log_up_to(run_id, seq):
+                    events.add(event)
         except TimeoutError:  # the store has lost the end of the log since
             raise StoreError(f"run {run_id}: its log ends before event {seq}") from None
-        return detail.view(events, why)
+        return detail.view(events.picked, why)
 
     async def events(
         self, run_id: str, *, after: int = 0, limit: int | None = None

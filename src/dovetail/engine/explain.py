@@ -9,6 +9,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dovetail.core.dag import NodeSpec
+from dovetail.core.effects import why_stopped
 from dovetail.core.run import NodeState, Phase, RunState
 from dovetail.core.states import FINISHED, NodeStatus, Reason, RunStatus
 from dovetail.core.text import counted
@@ -120,7 +121,7 @@ def _why(
     if not driven:
         return _no_worker(node)
     if node.items is not None and node.phase is not Phase.EXPANDING:
-        return _items(spec, node, now, _hindrance(spec, served, hindered))
+        return _items(run, spec, node, now, _hindrance(spec, served, hindered))
     if node.status is NodeStatus.RUNNING:
         return _running(node, now)
     if node.phase is Phase.EXPANDING:
@@ -183,7 +184,13 @@ def _running(node: NodeState, now: float) -> Why:
     return Why("running", f"has been running for {_seconds(passed)}{attempt}", details)
 
 
-def _items(spec: NodeSpec, node: NodeState, now: float, why_not: str | None) -> Why:
+_STOPPED = {
+    Reason.TOO_MANY_FAILURES: "no more are started: too many failed",
+    Reason.RUN_FAILED: "no more are started: the run has failed",
+}
+
+
+def _items(run: RunState, spec: NodeSpec, node: NodeState, now: float, why_not: str | None) -> Why:
     """A mapped node: how far its items are, and what they wait for. `why_not` says why no worker
     starts queued ones."""
     counts = item_counts(spec, node) or {}
@@ -200,6 +207,8 @@ def _items(spec: NodeSpec, node: NodeState, now: float, why_not: str | None) -> 
     words += [f"{many} {_plural(what, many)}" for what, many in waiting.items() if many]
     if why_not is not None and waiting["is queued"]:
         words.append(why_not)
+    if stopped := why_stopped(run, spec.index):
+        words.append(_STOPPED[stopped])
     codes = {
         "running": bool(counts["running"]),
         "rate_limited": bool(waiting["waits for a rate limit"]),

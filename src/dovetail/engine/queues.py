@@ -50,7 +50,9 @@ async def read_queues(commands: ServedEngine, inspector: QueueInspector | None) 
     if inspector is not None:
         alive = [one for one in await inspector.workers() if one["alive"]]
         serving = Counter(name for worker in alive for name in worker["handlers"])
-        waiting = await inspector.waiting(Counter(one["handler"] for one in look.running))
+        held = await inspector.waiting(Counter(one["handler"] for one in look.running))
+        # A transport cannot tell which of the tasks that it holds were started.
+        waiting = {name: look.waiting[name] for name in held} if look.complete else held
     return {
         "items": [
             {"handler": name, "waiting": count, "workers": serving[name]}

@@ -238,7 +238,7 @@ def _node_wait(spec: NodeSpec, node: NodeState) -> NodeWait:
 
 
 class RunWork(NamedTuple):
-    """What a run does at the moment, for a view over all runs."""
+    """What a run does at the moment, for a view over all runs. Of a mapped node its items."""
 
     running: list[dict[str, Any]]
     parked: list[tuple[str, float]]
@@ -250,23 +250,34 @@ class RunWork(NamedTuple):
 def run_work(run: RunState) -> RunWork:
     work = RunWork([], [], [])
     for spec, node in zip(run.graph.nodes, run.nodes, strict=True):
-        if node.status is NodeStatus.RUNNING:
-            work.running.append(
-                {
-                    "run_id": run.id,
-                    "workflow": run.graph.name,
-                    "node": spec.id,
-                    "handler": spec.handler,
-                    "attempt": node.attempt,
-                    "worker": node.worker,
-                    "started_at": timestamp(node.started_at),
-                }
-            )
-        elif node.status is NodeStatus.QUEUED and node.phase is Phase.PARKED:
-            work.parked.append((spec.resource_tag or "", node.until or 0.0))
-        elif node.status is NodeStatus.QUEUED and node.phase is Phase.PUBLISHED:
-            work.waiting.append(spec.handler)
+        if node.items is None:
+            _add_work(work, run, spec, node, None)
+        else:
+            for item, state in sorted(node.items.out.items()):
+                _add_work(work, run, spec, state, item)
     return work
+
+
+def _add_work(
+    work: RunWork, run: RunState, spec: NodeSpec, state: NodeState, item: int | None
+) -> None:
+    if state.status is NodeStatus.RUNNING:
+        work.running.append(
+            {
+                "run_id": run.id,
+                "workflow": run.graph.name,
+                "node": spec.id,
+                "item": item,
+                "handler": spec.handler,
+                "attempt": state.attempt,
+                "worker": state.worker,
+                "started_at": timestamp(state.started_at),
+            }
+        )
+    elif state.status is NodeStatus.QUEUED and state.phase is Phase.PARKED:
+        work.parked.append((spec.resource_tag or "", state.until or 0.0))
+    elif state.status is NodeStatus.QUEUED and state.phase is Phase.PUBLISHED:
+        work.waiting.append(spec.handler)
 
 
 def result(run: RunState) -> Any:

@@ -86,10 +86,10 @@ class RunOrNode(_Arguments):
 class LogLines(_Arguments):
     run_id: str = _RUN_ID
     node: str | None = Field(default=None, description="only of this node")
-    attempt: int | None = Field(default=None, ge=1, description="only of this attempt")
     item: int | None = Field(
         default=None, ge=0, description="only of this item of a node with for_each"
     )
+    attempt: int | None = Field(default=None, ge=1, description="only of this attempt")
     level: str | None = Field(default=None, description="this level and more severe ones")
     q: str | None = Field(default=None, description="only lines with these words")
     tail: int = Field(default=100, ge=1, le=MAX_LINES, description="so many of the last lines")
@@ -179,19 +179,14 @@ def _failed_by_itself(node: Mapping[str, Any]) -> bool:
 
 async def _run_logs(engine: EngineApi, given: LogLines) -> dict[str, Any]:
     run_id = await _whole(engine, given.run_id)
-    query = LogQuery(
-        given.node, attempt=given.attempt, item=given.item, level=given.level, q=given.q
-    )
+    query = LogQuery(given.node, None, given.attempt, given.item, given.level, given.q)
     lines: deque[dict[str, Any]] = deque(maxlen=given.tail)
     count = 0
     async for line in log_lines(engine, run_id, query):
         lines.append(line)
         count += 1
-    fields = ("seq", "time", "node", "attempt", "item", "level", "message")
-    items = [
-        {name: line[name] for name in fields if name != "item" or line[name] is not None}
-        for line in lines
-    ]
+    fields = ("seq", "time", "node", "item", "attempt", "level", "message")
+    items = [{name: line[name] for name in fields} for line in lines]
     return {"run_id": run_id, "items": items, "earlier_lines": count - len(items)}
 
 

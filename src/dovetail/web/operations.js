@@ -55,8 +55,9 @@ const plural = (count, word) => `${count.toLocaleString()} ${word}${count === 1 
 const toNode = (one) => link(["runs", one.run_id, "nodes"], { node: one.node });
 
 function RunningNodes({ nodes }) {
-  return html`<ul class="plain running">${nodes.map((one) => html`<li key=${`${one.run_id} ${one.node}`}>
-    <a href=${toNode(one)}>${one.workflow} · ${one.node}</a> <span class="count"><code>${one.handler}</code>${one.attempt > 1 ? `, attempt ${one.attempt}` : ""}, <${Elapsed} from=${one.started_at} /></span></li>`)}</ul>`;
+  const name = (one) => (one.item === null ? one.node : `${one.node}[${one.item}]`);
+  return html`<ul class="plain running">${nodes.map((one) => html`<li key=${`${one.run_id} ${name(one)}`}>
+    <a href=${toNode(one)}>${one.workflow} · ${name(one)}</a> <span class="count"><code>${one.handler}</code>${one.attempt > 1 ? `, attempt ${one.attempt}` : ""}, <${Elapsed} from=${one.started_at} /></span></li>`)}</ul>`;
 }
 
 function Worker({ worker, running }) {

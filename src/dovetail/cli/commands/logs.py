@@ -28,6 +28,10 @@ app = declarations()
 def logs(
     run: Run = None,
     node: Annotated[str | None, typer.Option(metavar="N", help="Only of this node.")] = None,
+    item: Annotated[
+        int | None,
+        typer.Option(metavar="I", min=0, help="Only of this item of a node with for_each."),
+    ] = None,
     attempt: Annotated[
         int | None, typer.Option(metavar="K", min=1, help="Only of this attempt.")
     ] = None,
@@ -55,7 +59,7 @@ def logs(
     """
     from dovetail.engine.ports import LogQuery
 
-    query = LogQuery(node, epoch, attempt, level=level, q=search or None)
+    query = LogQuery(node, epoch, attempt, item, level, search or None)
     if follow:
         from dovetail.cli.following import follow_run
 

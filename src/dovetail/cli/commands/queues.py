@@ -65,9 +65,10 @@ def _parked(one: dict[str, Any]) -> Line:
 
 
 def _running(one: dict[str, Any]) -> Line:
+    item = "" if one["item"] is None else f"[{one['item']}]"
     return [
         (f"{one['run_id'][:6]} {plain(one['workflow'])}", ""),
-        (plain(one["node"]), "bold"),
+        (plain(one["node"]) + item, "bold"),
         (plain(one["handler"]), ""),
         (plain(one["worker"] or ""), "dim"),
     ]

@@ -48,7 +48,7 @@ from dovetail.core.effects import (
 )
 from dovetail.core.errors import TemplateError
 from dovetail.core.events import Event, Token
-from dovetail.core.items import split_name
+from dovetail.core.items import MAX_ITEMS, split_name
 from dovetail.core.run import NodeState, Phase, RunState, UnreadOutput
 from dovetail.core.states import FINAL, FINISHED, NodeStatus, RunStatus
 from dovetail.core.step import begin, is_restored_start, restore, step
@@ -77,6 +77,12 @@ MAX_CLOCK_SKEW_SECONDS = 5.0
 _EXPIRED = -math.inf
 _UNKNOWN = UnreadOutput(0)
 """The output of an earlier epoch; its size counts as zero."""
+
+
+class _UnknownList(list[int]):
+    """Such an output of a mapped node: as short as a list of so many items can be."""
+
+
 _WAITS = frozenset({"node.parked", "node.retrying"})
 _OUTPUTS = frozenset({"node.cached", "node.reused", "node.completed"})
 _ENDING = (Complete, Recall, Fail, Reap, Expand)
@@ -254,6 +260,11 @@ class _EventReplay:
         if origin := forked_from(self._log):
             submit = submit._replace(forked_from=origin, reused=self._reused())
         self.run, decision = begin(submit, self._log[0].time, next(self._nonces))
+        for node in self.run.nodes:
+            if type(node.output) is _UnknownList and node.items is not None:
+                node.output, node.items.outputs = _UNKNOWN, [_UNKNOWN] * node.items.total
+                self.run.kept_bytes -= node.size
+                node.size = 0
         self._leave(range(len(self.run.nodes)) if origin else self.run.graph.roots)
         at = 0
         while True:
@@ -276,11 +287,14 @@ class _EventReplay:
         the first two of the log."""
         first = takewhile(lambda event: event.type == "node.reused", islice(self._log, 2, None))
         known = self._submit.graph.index
-        return {
-            event.node: self.output(event)
-            for event in first
-            if event.node is not None and event.node in known
-        }
+        outputs: dict[str, Any] = {}
+        for event in first:
+            if event.node is not None and event.node in known:
+                outputs[event.node] = output = self.output(event)
+                total = _data(event).get("items")
+                if output is _UNKNOWN and type(total) is int and 0 <= total <= MAX_ITEMS:
+                    outputs[event.node] = _UnknownList([0] * total)
+        return outputs
 
     def undecided(self) -> list[int]:
         waiting = sorted(self._undecided.items(), key=lambda item: item[1])

@@ -9,7 +9,7 @@ recurses, and each rule is linear in the definition.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -727,7 +727,7 @@ ITEM_NAMES = ("item", "index")
 
 
 def _misread(
-    facts: DefinitionFacts, index: int, reads: tuple[Read, ...], own: Container[str]
+    facts: DefinitionFacts, index: int, reads: tuple[Read, ...], own: Collection[str]
 ) -> Iterator[tuple[str, str]]:
     """The names that a template of the node at `index` may not read, or not like this. `own` are
     the names that exist only here."""
@@ -740,7 +740,8 @@ def _misread(
             message = f"there is no node {shown(name)} to read; `item` and `index` exist only in "
             yield "template_unknown_node", message + "the config of a node with for_each"
         elif other is None:
-            hint = facts.suggester.did_you_mean(name, facts.readable)
+            suggest = facts.suggester.did_you_mean
+            hint = (suggest(name, own) if own else "") or suggest(name, facts.readable)
             yield "template_unknown_node", f"there is no node {shown(name)} to read{hint}"
         elif other == index:
             yield "template_not_upstream", f"{shown(name)} cannot read its own output"

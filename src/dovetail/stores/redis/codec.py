@@ -231,10 +231,6 @@ class GraphShape:
     def children(self, place: int) -> list[list[int]]:
         return self._children[place]
 
-    def knows(self, name: str | None) -> bool:
-        """Whether a transition may be about it: a node, an item, or None for the run itself."""
-        return name is None or place_in(self.graph, name) is not None
-
     def needs_of(self, order: Dispatch) -> tuple[int, ...]:
         """The nodes whose outputs are needed to publish a node or an item, or to expand a node."""
         _, index, _, item = order
@@ -532,6 +528,19 @@ class MapCounts(NamedTuple):
     def text(self) -> str:
         return SEPARATOR.join(map(str, self))
 
+    @classmethod
+    def of_reused(cls, graph: Graph, index: int, node: NodeState) -> MapCounts | None:
+        """Of a node that a fork begins with: no item of it was begun. None if it is not mapped."""
+        spec, items = graph.nodes[index].for_each, node.items
+        if spec is None or items is None:
+            return None
+        counts = (items.total, spec.window, spec.tolerated(items.total), 0, 0, 0, 0, items.total)
+        return cls(*counts, failed=0, cancelled=0, first=-1, kept_bytes=node.size)
+
+    @property
+    def is_reused(self) -> bool:
+        return not self.next and self.completed > 0
+
     @property
     def output_size(self) -> int:
         """The bytes of the node's output, which is a list: some places of it are null."""
@@ -677,6 +686,11 @@ def add_maps(
         if index >= PLACES:
             continue
         counts, node = MapCounts.parse(text), run.nodes[index]
+        if run.max_bytes is not None:
+            node.size = counts.kept_bytes
+        if counts.is_reused:
+            node.items = MapState.reused(counts.total, node.output)
+            continue
         node.items = items = MapState(counts.total)
         for item, state in by_node.get(index, ()):
             one = node_of(state.decode())
@@ -694,8 +708,6 @@ def add_maps(
         items.ready = sorted(i for i, one in items.out.items() if one.phase is Phase.HELD)
         if node.status is NodeStatus.COMPLETED:
             node.output = items.outputs
-        if run.max_bytes is not None:
-            node.size = counts.kept_bytes
 
 
 def add_ended(items: MapState, place: int, record: bytes, max_output: int | None = None) -> None:

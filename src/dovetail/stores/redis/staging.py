@@ -21,6 +21,7 @@ from dovetail.stores.records import StoredDefinition
 from dovetail.stores.redis.codec import (
     PARTS,
     UNIT,
+    MapCounts,
     end_text,
     event_text,
     failure_of,
@@ -100,12 +101,15 @@ def fork_parts(run: RunState, events: Iterable[Event], stored: StoredDefinition)
     nodes: dict[int | str, str] = {"counts": counts}
     outputs: dict[int, bytes] = {}
     ends: dict[int, str] = {}
+    maps: dict[int, str] = {}
     for place, node in enumerate(run.nodes):
         if node.status is NodeStatus.PENDING:
             continue
         nodes[place] = node_text(node)
         if node.status is NodeStatus.COMPLETED:
             outputs[place] = orjson.dumps(node.output)
+            if (items := MapCounts.of_reused(graph, place, node)) is not None:
+                maps[place] = items.text
         elif (end := end_text(node, graph)) is not None:
             ends[place] = end
     return {
@@ -116,7 +120,7 @@ def fork_parts(run: RunState, events: Iterable[Event], stored: StoredDefinition)
         "ends": ends,
         "events": [event_text(event, graph) for event in events],
         "held": {str(place): place for place in run.held},
-        "maps": {},  # no list is rendered yet
+        "maps": maps,  # of reused nodes; no list is rendered yet
         "items": {},
         "queue": {},
     }

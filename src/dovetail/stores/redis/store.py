@@ -463,7 +463,7 @@ class RedisStore:
         header = await self._headers.find(run_id)
         if header is None:
             return
-        todo = [place for place in places if header.shape.knows(_node_of(moves[place]))]
+        todo = [place for place in places if _is_about(header.run.graph, moves[place])]
         while todo:
             move = moves[todo[0]]
             if type(move) is Claim:  # it has a script of its own
@@ -630,7 +630,7 @@ class RedisStore:
 
     async def read_items(self, run: RunState, index: int, numbers: Sequence[int]) -> None:
         items = run.nodes[index].items
-        if items is None:
+        if items is None or items.is_reused:
             return
         left_out = [n for n in numbers if items.status(n) is not None and n not in items.ended]
         places = [item_place(index, number) for number in left_out]
@@ -848,15 +848,16 @@ def refer_to_large_maps(run: RunState, stored: StoredMaps, room: ReadBudget) -> 
     """The outputs of completed mapped nodes for which there is no room become references."""
     for index, text in stored.maps.items():
         if index < PLACES and run.nodes[index].status is NodeStatus.COMPLETED:
-            size = MapCounts.parse(text).output_size
-            if size > room.each:
-                run.nodes[index].output = OutputReference(size, index)
+            counts = MapCounts.parse(text)
+            if not counts.is_reused and counts.output_size > room.each:
+                run.nodes[index].output = OutputReference(counts.output_size, index)
 
 
-def _node_of(move: Transition) -> str | None:
-    if isinstance(move, Cancel | TakeOver):
-        return None
-    return move.from_node if isinstance(move, Retry) else move.node
+def _is_about(graph: Graph, move: Transition) -> bool:
+    """Whether the transition is about the run, or about a node or an item that it has."""
+    if isinstance(move, Retry):  # from a node, not from an item
+        return move.from_node is None or move.from_node in graph.index
+    return isinstance(move, Cancel | TakeOver) or place_in(graph, move.node) is not None
 
 
 async def _a_moment(_: str) -> None:

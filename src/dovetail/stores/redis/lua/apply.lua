@@ -45,7 +45,8 @@ if run.known then
       items[#items + 1] = text_of(nd)
     end
   end
-  if is_changed and mapped ~= '' then
+  -- A renewal does not know which nodes are mapped, and touches the state of an item all the same.
+  if is_changed and (mapped ~= '' or #items > 0) then
     for i, m in pairs(maps) do
       if m then
         items[#items + 1] = i
