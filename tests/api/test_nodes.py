@@ -159,3 +159,6 @@ def test_items_that_are_not_there_are_404_and_wrong_queries_422(api: Api, name: 
     for query in ("status=BAD", "cursor=x", "limit=0", "cursor=-1"):
         answer = api("GET", f"/runs/{run_id}/nodes/each/items?{query}")
         assert answer.status_code == 422, query
+        (problem,) = answer.json()["errors"]
+        assert problem["path"] == query.partition("=")[0]
+    assert len(api.get(f"/runs/{run_id}/nodes/each/items?status=")["items"]) == 2

@@ -131,7 +131,9 @@ def test_control_characters_are_escaped_and_further_lines_indented(
 
 def test_a_log_without_lines_says_so_on_stderr(command: Command, failed: str) -> None:
     done = command("runs", "logs", failed)
-    assert (done.code, done.out, done.err) == (0, "", "no line here\n")
+    assert (done.code, done.out, done.err) == (0, "", "nothing was logged\n")
+    done = command("runs", "logs", failed, "--level", "error")
+    assert (done.code, done.out, done.err) == (0, "", "no line fits\n")
 
 
 def test_what_is_not_there_is_an_error_with_a_hint(command: Command, failed: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from starlette.responses import Response
 
 from dovetail.api.responses import (
@@ -158,7 +158,9 @@ async def get_items(
     request: Request,
     here: Here,
     status: Annotated[
-        NodeStatusName | Literal[""] | None, Query(description="only items in this state")
+        NodeStatusName | None,
+        BeforeValidator(lambda given: given or None),
+        Query(description="only items in this state"),
     ] = None,
     limit: Limit = 50,
     cursor: Cursor = None,
@@ -166,7 +168,7 @@ async def get_items(
 ) -> Response:
     """In the order of the list. `next_cursor` is the `cursor` of the next page."""
     page = await here.commands.node_items(
-        run_id, node_id, status=status or None, limit=limit, cursor=cursor or None
+        run_id, node_id, status=status, limit=limit, cursor=cursor or None
     )
     return unless_known(request, page)
 

@@ -79,7 +79,8 @@ def logs(
             is_empty = False
             print_lines(log_lines_of(item))
         if is_empty:
-            streams.complain([("no line here", "dim")])
+            what = "nothing was logged" if query == LogQuery() else "no line fits"
+            streams.complain([(what, "dim")])
 
     ask(question)
     return 0
