@@ -330,7 +330,7 @@ def test_a_given_redis_serves_one_test_at_a_time(
     checkout.replace_python('echo "$*"')
     lines = checkout.dev("test", TEST_REDIS_URL=given)[1].splitlines()
     assert any(line.startswith(f"-m pytest -n {workers} --dist worksteal") for line in lines)
-    assert lines[-1] == "tools/planted_bugs.py --passing"
+    assert lines[-1] == "tools/planted_bugs.py --passing --third"
 
 
 def test_root_in_a_container_gets_the_debian_package_installed(checkout: Checkout) -> None:

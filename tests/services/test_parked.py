@@ -130,7 +130,7 @@ async def test_a_retried_epoch_leaves_no_reservations(it: Services) -> None:
 
 async def test_a_run_parked_behind_a_cancelled_run_moves_up(it: Services) -> None:
     await it.commands.set_rate_limit("five", 5, 1)
-    first = await it.go(100, "five")
+    first = await it.go(300, "five")
     await it.parked(first, 80)  # not all: one starts every 0.2 s, also while this waits
     behind = await it.go(4, "five")
     await it.parked(behind, 4)

@@ -272,7 +272,7 @@ def _complete(document: Part) -> None:
 _ENUMS = {"RunStatus": tuple(RunStatus), "NodeStatus": tuple(NodeStatus)}
 _CONSTRAINTS: dict[str, Part] = {
     "Idempotency-Key": {"type": "string", "minLength": 1, "maxLength": MAX_KEY_LENGTH},
-    "Last-Event-ID": {"type": "string", "pattern": "^[0-9]{1,15}$"},
+    "Last-Event-ID": {"type": "string", "pattern": "^[0-9]{0,15}$"},
     "level": {"type": "string", "enum": list(LEVELS)},
     "status": {"type": "string", "enum": list(RunStatus)},
 }

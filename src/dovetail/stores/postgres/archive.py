@@ -105,6 +105,8 @@ class PostgresArchive:
         Of one that was accepted and never seen since, `meta` has what the trigger said and no
         status, and there is nothing else.
         """
+        if not await self.kept([run_id]):  # also of a text that PostgreSQL cannot have
+            return None
         return await self._pool.look(lambda connection: _read(connection, run_id))
 
     async def kept(self, run_ids: Iterable[str]) -> dict[str, ArchiveState]:
@@ -125,8 +127,10 @@ class PostgresArchive:
     ) -> RunState:
         """The run as far as it is archived, to read. Raises `NotFound`."""
         wanted = (room or ALL_OUTPUTS) if outputs else ONLY_SIZES
-        found = await self._pool.look(lambda one: _look(one, run_id, wanted))
-        if found is None:
+        found = None
+        if await self.kept([run_id]):  # also of a text that PostgreSQL cannot have
+            found = await self._pool.look(lambda one: _look(one, run_id, wanted))
+        if found is None:  # or it was deleted since
             raise no_run(run_id, self._pool.where)
         snapshot, left_out = found
         given, meta = self.submission(snapshot), snapshot.meta

@@ -283,14 +283,21 @@ class RedisStore:
         if len(calls) > WIDE or is_wide:
             self._redis.flush()  # Redis need not wait until what follows is made
         aheads: list[dict[int, Task]] = [{}] * len(calls)
+        sending: asyncio.Future[object] | None = None
         if self.ahead is not None:
             with gc_paused():
                 aheads = [{} if one is None else self.ahead.rendered(*one) for one in foreseen]
             if tasks := [task for ahead in aheads for task in ahead.values()]:
-                # As a task it ends by itself, also if this call fails and `sent` is not awaited.
-                self._sending.append(asyncio.ensure_future(self.ahead.sending(tasks)))
+                sending = asyncio.ensure_future(self.ahead.sending(tasks))
         self._redis.flush()
-        answers = await self._redis.retry_errors(calls, await asked)
+        try:
+            answers = await self._redis.retry_errors(calls, await asked)
+        except BaseException:
+            if sending is not None:  # what went ahead of nothing concerns no later caller
+                sending.add_done_callback(_ignore_error)
+            raise
+        if sending is not None:
+            self._sending.append(sending)
         if self._redis.refusals != refusals:
             # A call may have come after the messages behind it, which no worker could claim then.
             return answers, [{}] * len(calls)
@@ -858,6 +865,11 @@ def _is_about(graph: Graph, move: Transition) -> bool:
     if isinstance(move, Retry):  # from a node, not from an item
         return move.from_node is None or move.from_node in graph.index
     return isinstance(move, Cancel | TakeOver) or place_in(graph, move.node) is not None
+
+
+def _ignore_error(sending: asyncio.Future[object]) -> None:
+    if not sending.cancelled():
+        sending.exception()
 
 
 async def _a_moment(_: str) -> None:
