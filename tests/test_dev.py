@@ -322,7 +322,7 @@ def test_tests_keep_their_byte_code_between_starts(checkout: Checkout) -> None:
     assert checkout.dev("test", "--version", PYTHONDONTWRITEBYTECODE="1")[1] == "kept\n"
 
 
-@pytest.mark.parametrize(("given", "workers"), [("", "4"), ("redis://elsewhere", "1")])
+@pytest.mark.parametrize(("given", "workers"), [("", "6"), ("redis://elsewhere", "1")])
 def test_a_given_redis_serves_one_test_at_a_time(
     checkout: Checkout, given: str, workers: str
 ) -> None:
@@ -330,7 +330,7 @@ def test_a_given_redis_serves_one_test_at_a_time(
     checkout.replace_python('echo "$*"')
     lines = checkout.dev("test", TEST_REDIS_URL=given)[1].splitlines()
     assert any(line.startswith(f"-m pytest -n {workers} --dist worksteal") for line in lines)
-    assert lines[-1] == "tools/planted_bugs.py --passing --third"
+    assert lines[-1] == "tools/planted_bugs.py --passing --sixth"
 
 
 def test_root_in_a_container_gets_the_debian_package_installed(checkout: Checkout) -> None:
@@ -342,6 +342,18 @@ def test_root_in_a_container_gets_the_debian_package_installed(checkout: Checkou
     assert not checkout.servers.exists()
     checkout.dev("test", "--version", **settings)
     assert not checkout.apt_asked()
+
+
+@pytest.mark.parametrize(("code", "again"), [(1, True), (2, False)])
+def test_what_failed_beside_other_tests_runs_once_more_alone(
+    checkout: Checkout, code: int, again: bool
+) -> None:
+    checkout.dev("test", "--version")
+    checkout.replace_python(f'echo "$*"; case "$*" in *worksteal*) exit {code} ;; esac')
+    done, out, err = checkout.dev("test")
+    assert ("--last-failed" in out) is again
+    assert done == (0 if again else code)
+    assert ("FAILED: pytest" in err) is not again
 
 
 @pytest.mark.parametrize("reason", ["apt-get fails", "systemd would start it"])

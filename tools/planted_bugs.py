@@ -9,7 +9,7 @@ without it, for then they prove nothing.
     python tools/planted_bugs.py NAME …     only these
     python tools/planted_bugs.py --walks    bugs in the rules, by the random walks alone
     python tools/planted_bugs.py --passing  the tests are known to pass: they have just run
-    python tools/planted_bugs.py --third    a third of them, another third each day
+    python tools/planted_bugs.py --sixth    a sixth of them, another sixth each day
     python tools/planted_bugs.py --refresh  write the patches anew where the code has moved
 
 The patches are applied here rather than by git or patch,
@@ -201,7 +201,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--walks", action="store_true", help="use the random walks alone")
     parser.add_argument("--passing", action="store_true", help="do not try them without a bug")
-    parser.add_argument("--third", action="store_true", help="only a third, another each day")
+    parser.add_argument("--sixth", action="store_true", help="only a sixth, another each day")
     parser.add_argument("--refresh", action="store_true", help="write the patches anew")
     args = parser.parse_args()
     known = sorted(PATCHES.glob("*.patch"))
@@ -213,8 +213,8 @@ def main() -> int:
         for bug, path in zip(bugs, paths, strict=True):
             refresh(bug, path)
         return 0
-    if args.third:
-        bugs = bugs[int(time.time() // DAY_SECONDS) % 3 :: 3]
+    if args.sixth:
+        bugs = bugs[int(time.time() // DAY_SECONDS) % 6 :: 6]
     if args.walks:  # they walk the rules, not the engine around them
         bugs = [bug for bug in bugs if all("/core/" in hunk.file for hunk in bug.hunks)]
     jobs: list[tuple[str, Bug | None, list[str]]] = [

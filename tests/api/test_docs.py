@@ -173,7 +173,7 @@ def test_the_openapi_document_has_the_limits_of_the_server_and_no_nullable_param
                     found.setdefault(parameter["name"], parameter["schema"])
     key = found["Idempotency-Key"]
     assert (key["minLength"], key["maxLength"]) == (1, 255)
-    assert found["Last-Event-ID"]["pattern"] == "^[0-9]{1,15}$"
+    assert found["Last-Event-ID"]["pattern"] == "^[0-9]{0,15}$"
     assert found["status"]["$ref"] == "#/components/schemas/RunStatus"
     rate = document["components"]["schemas"]["RateLimitRequest"]["properties"]["rate_per_second"]
     for value, status in (

@@ -299,7 +299,7 @@ def test_an_open_screen_survives_a_restart_of_its_server(
         card = page.get_by_role("article", name=re.compile("^Worker "))
         expect(card).to_contain_text(f"pid {server.process.pid}")
         server.close()
-        expect(page.get_by_text("The server does not answer.")).to_be_visible()
+        expect(page.get_by_text("The server does not answer.").first).to_be_visible()
         expect(card).to_be_visible()
         server = serve(tmp_path, "--port", port)
         expect(card).to_contain_text(f"pid {server.process.pid}")

@@ -163,7 +163,7 @@ def test_an_open_page_survives_the_death_of_its_server(
         page = open_page(f"{server.url}/#/runs/{run_id}")
         expect(page.get_by_text("What it waits for")).to_be_visible()
         server.stop(signal.SIGKILL)
-        expect(page.get_by_text("The server does not answer.")).to_be_visible()
+        expect(page.get_by_text("The server does not answer.").first).to_be_visible()
         expect(page.get_by_role("heading", name="long")).to_be_visible()
         asked: list[str | None] = []
         page.on(
@@ -198,7 +198,7 @@ def test_an_open_list_goes_on_after_a_restart_of_its_server(
         page = open_page(server.url)
         expect(page.get_by_text("There are no runs yet.")).to_be_visible()
         server.stop(signal.SIGKILL)
-        expect(page.get_by_text("The server does not answer.")).to_be_visible()
+        expect(page.get_by_text("The server does not answer.").first).to_be_visible()
         server = start("--port", port)
         expect(page.get_by_text("The server does not answer.")).to_have_count(0)
         server.client().post("/runs", {"definition": definition})
