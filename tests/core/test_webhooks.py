@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
-from dovetail.core.definition.model import Webhook
+from dovetail.core.definition.model import STORED, Webhook, Workflow
 from dovetail.core.definition.source import read_text
 from dovetail.core.definition.validation import check
 from dovetail.core.events import Event
@@ -154,3 +154,15 @@ def test_a_wrong_webhook_is_a_problem_with_its_line(line: str, message: str) -> 
     assert message in problem.message
     assert problem.line == 4
     assert problem.path.startswith("notify[0]")
+
+
+def test_a_url_that_is_refused_today_does_not_make_a_stored_definition_unreadable() -> None:
+    stored = {
+        "name": "w",
+        "nodes": [{"id": "a", "handler": "input"}],
+        "notify": [{"url": "https://example.com:99999/hook"}],
+    }
+    with pytest.raises(ValueError, match="must be as in"):
+        Workflow.model_validate(stored)
+    (webhook,) = Workflow.model_validate(stored, context=STORED).notify
+    assert webhook.url == "https://example.com:99999/hook"

@@ -113,7 +113,7 @@ def actor_of(request: Request) -> str:
 
 
 def scope_of(request: Request) -> Literal["read", "full"]:
-    """What the caller may do. Without tokens everybody may do everything."""
+    """What the caller may do. A server without tokens allows everything to every caller."""
     return "full" if request.scope.get("state", {}).get("may_write", True) else "read"
 
 

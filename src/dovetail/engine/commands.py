@@ -31,7 +31,7 @@ from dovetail.core.audit.event_check import audit, inconsistencies
 from dovetail.core.audit.journal_check import verify
 from dovetail.core.dag import Graph, build_graph
 from dovetail.core.definition.diff import diff_definitions
-from dovetail.core.definition.model import MAX_LABEL_CHARS, Workflow
+from dovetail.core.definition.model import MAX_LABEL_CHARS, STORED, Workflow
 from dovetail.core.definition.params import check_items, check_params
 from dovetail.core.definition.source import Source
 from dovetail.core.definition.validation import Checked, DefinitionLimits, check
@@ -310,7 +310,7 @@ class Commands:
     async def _registered(self, name: str, version: int | str | None) -> Workflow:
         found = await self.records.registered(name, version)
         try:
-            return Workflow.model_validate(orjson.loads(found.content))
+            return Workflow.model_validate(orjson.loads(found.content), context=STORED)
         except ValueError as error:  # damaged, or of a version that is newer than ours
             raise BrokenRecord(
                 f"version {found.version} of workflow '{name}' cannot be read "

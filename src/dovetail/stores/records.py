@@ -20,7 +20,7 @@ from dovetail.core.aliases import (
 )
 from dovetail.core.audit.replay import JournalEntry
 from dovetail.core.dag import Graph, build_graph
-from dovetail.core.definition.model import Workflow
+from dovetail.core.definition.model import STORED, Workflow
 from dovetail.core.errors import Changed, Conflict, InvalidParams, NotFound, Problem
 from dovetail.core.node_logs import LogChunk, StoredChunk, decode_lines
 from dovetail.core.outputs import OutputReference
@@ -75,7 +75,7 @@ class Definitions:
         key = (number, retries)
         known = self._graphs.get(key)
         if known is None:
-            workflow = Workflow.model_validate(orjson.loads(read()))
+            workflow = Workflow.model_validate(orjson.loads(read()), context=STORED)
             known = self._graphs[key] = build_graph(workflow, orjson.loads(retries))
             if len(self._graphs) > MAX_GRAPHS:
                 self._graphs.popitem(last=False)

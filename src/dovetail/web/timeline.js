@@ -59,7 +59,8 @@ export function criticalPath(nodes) {
 
 const MAX_TICKS = 8;
 
-// Round steps: 1, 2 or 5 times a power of ten; of minutes and hours those that a clock has.
+// Below a second a step is 1, 2 or 5 times a power of ten; from a second on it is a step of a clock,
+// such as 15 s or 10 min.
 const CLOCK_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400].map((seconds) => seconds * 1000);
 
 export function ticksOf(whole) {

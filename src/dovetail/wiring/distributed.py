@@ -58,7 +58,6 @@ from dovetail.handlers.log_capture import capturing
 from dovetail.handlers.registry import Registry
 from dovetail.redis_client.pipelined import PATIENCE_SECONDS, Command, PipelinedRedis, RedisError
 from dovetail.stores.postgres.archive import PostgresArchive
-from dovetail.stores.postgres.outbox import RESTORE_SECONDS, CopiedOutbox
 from dovetail.stores.postgres.pool import PostgresPool
 from dovetail.stores.records import stored_definition
 from dovetail.stores.redis.archive import RedisArchiveQueue, RedisSnapshots, queueing
@@ -99,6 +98,7 @@ from dovetail.stores.redis.workers import (
     schema_texts,
 )
 from dovetail.stores.tiered import ArchivedAcceptedRuns, ArchivedRuns, TieredRecords, TieredRuns
+from dovetail.stores.tiered_outbox import RESTORE_SECONDS, TieredOutbox
 from dovetail.transports.messages import RESULTS, DeadLetterQueue
 from dovetail.transports.streams.reader import (
     OrchestratorPeers,
@@ -397,7 +397,7 @@ async def orchestrate(
         hot = RedisOutbox(parts.pipe, parts.feed.has_notifications, letters.add)
         outbox: Outbox = hot
         if archive is not None:
-            outbox = copied = CopiedOutbox(hot, archive.pool, parts.clock)
+            outbox = copied = TieredOutbox(hot, archive.pool, parts.clock)
             restoring = partial(run_every, RESTORE_SECONDS, copied.restore)
             duties.append(("lost notifications", restoring))
         webhooks = webhook_sender(settings, outbox, records.summary, parts.clock, listener)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from urllib.parse import urlsplit
 
@@ -43,7 +44,8 @@ def webhook_sender(
 def _check_host(bindings: Mapping[str, Hosts], secret: str, url: str) -> None:
     check = bound_hosts(bindings, [secret])
     if check is not None:
-        check(urlsplit(url).hostname or "")
+        with suppress(ValueError):  # a URL that cannot be sent to: `_post` says so
+            check(urlsplit(url).hostname or "")
 
 
 async def _post(guard: AddressGuard, url: str, headers: Mapping[str, str], body: bytes) -> int:

@@ -28,7 +28,7 @@ PATIENCE_SECONDS = 1.0
 log = logging.getLogger("dovetail.webhooks")
 
 
-class CopiedOutbox:
+class TieredOutbox:
     """The outbox in Redis, with a copy of what waits there."""
 
     def __init__(self, hot: RedisOutbox, pool: PostgresPool, clock: Clock) -> None:
