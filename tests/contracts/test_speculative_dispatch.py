@@ -228,35 +228,46 @@ async def items_begun(hot: Hot, total: int) -> list[Task]:
     return await hot.started()
 
 
-async def test_the_next_items_are_sent_with_the_results_once_they_can_be_foreseen(hot: Hot) -> None:
+async def test_the_next_items_are_sent_with_the_results(hot: Hot) -> None:
     tasks = await items_begun(hot, 12)
-    for number in range(4):
+    for number in range(3):
         decisions = await hot.complete(*tasks)
-        orders = [order for decision in decisions for order in decision.dispatch]
-        if number == 3:  # the list has come to its end
-            assert (orders, await hot.sent()) == ([], [])
-            break
-        if number < 2:
-            assert len(orders) == 3
-            await hot.publisher.publish(orders)
-        else:
-            assert orders == []
+        assert not any(decision.dispatch for decision in decisions)
         tasks = await hot.started()
         assert [task.item for task in tasks] == [3 * number + 3 + item for item in range(3)]
         assert [task.config for task in tasks] == [{"of": task.item} for task in tasks]
+    (*_, last) = await hot.complete(*tasks)  # the list has come to its end
+    assert (last.ended, await hot.sent()) == (True, [])
     assert (await hot.store.load("r")).node("m").output == [{"x": f"m[{n}]"} for n in range(12)]
 
 
 async def test_items_are_not_foreseen_while_another_process_begins_some(hot: Hot) -> None:
     tasks = await items_begun(hot, 30)
     other = RedisStore(hot.pipe)
-    for _ in range(4):
+    # The first is right, the second is not, as the other one began that item: none after that.
+    for foreseen, is_right in ((1, True), (1, False), (0, False), (0, False)):
         first, *rest = tasks
         decisions = await hot.complete(first)
+        ahead = await hot.sent()
+        assert len(ahead) == foreseen
+        assert await hot.store.claim(ahead, "w", 20.0, 2.0) == [is_right] * foreseen
         decisions += await other.apply([completion(task) for task in rest], 3.0)
         orders = [order for decision in decisions for order in decision.dispatch]
-        assert len(orders) == 3
-        assert await hot.sent() == []
+        assert len(orders) == 3 - is_right
         await hot.publisher.publish(orders)
-        tasks = await hot.started()
+        tasks = [*(ahead if is_right else ()), *await hot.started()]
         assert len(tasks) == 3
+
+
+async def test_items_that_were_foreseen_wrongly_start_all_the_same(hot: Hot) -> None:
+    tasks = await items_begun(hot, 30)
+    decisions = await RedisStore(hot.pipe).apply([completion(task) for task in tasks], 3.0)
+    await hot.publisher.publish([order for one in decisions for order in one.dispatch])
+    tasks = await hot.started()
+    assert [task.item for task in tasks] == [3, 4, 5]
+    decisions = await hot.complete(*tasks)
+    foreseen = await hot.sent()
+    assert [task.item for task in foreseen] == [3, 4, 5]
+    assert await hot.store.claim(foreseen, "w", 20.0, 2.0) == [False] * 3
+    await hot.publisher.publish([order for one in decisions for order in one.dispatch])
+    assert [task.item for task in await hot.started()] == [6, 7, 8]

@@ -11,6 +11,7 @@ import orjson
 import pytest
 
 from dovetail.core.events import Token
+from dovetail.core.items import item_place
 from dovetail.core.transitions import Complete
 from dovetail.engine.ports import Task
 from dovetail.redis_client.pipelined import Command, PipelinedRedis, RedisError
@@ -98,6 +99,22 @@ async def test_tasks_of_a_fast_handler_share_messages_and_arrive_unchanged(
     assert await post.length() == 11 + -(-139 // MAX_TASKS_PACKED)
 
 
+async def test_items_of_several_nodes_share_messages_and_arrive_unchanged(
+    post: PackedStreams,
+) -> None:
+    def item(owner: str, node: int, number: int) -> Task:
+        (plain,) = tasks(1, source=None, params=None)
+        name, place = f"{owner}[{number}]", item_place(node, number)
+        return plain._replace(node_id=name, node_index=place, item=[number], item_index=number)
+
+    sent = [item(owner, node, number) for node, owner in enumerate("ab") for number in range(70)]
+    sent = [*sent[::2], *sent[1::2]]
+    await post.sender.send(sent)
+    found = [task for _, task in await (await post.hire("w")).tasks(1000)]
+    assert sorted(found, key=str) == sorted(sent, key=str)
+    assert await post.length() < len(sent) / 4
+
+
 async def test_tasks_of_one_message_share_no_mutable_values(post: PackedStreams) -> None:
     await post.sender.send(tasks(128, params={"p": [1]}))
     found = [task for _, task in await (await post.hire("w")).tasks(128)]
@@ -155,6 +172,10 @@ async def test_all_tasks_of_a_message_of_a_dead_worker_are_reclaimed(post: Packe
     await post.emptied()
 
 
+def _item(name: object, where: list[object], *others: object) -> str:
+    return orjson.dumps([["r", "1.1.5", "{}", "{}", name, {}, where, *others]]).decode()
+
+
 @pytest.mark.parametrize(
     "more",
     [
@@ -163,6 +184,10 @@ async def test_all_tasks_of_a_message_of_a_dead_worker_are_reclaimed(post: Packe
         *('[["r","1.1.5","{}","7","n",{},1]]', '[["r","1.1.5","{}","{}",5,{},1]]'),
         *('[["r","1.1.5","{}","{}","n",[],1]]', '[["r","1.1.5","{}","{}","n",{},"1"]]'),
         *('[[null,"1.1.5","{}","{}","n",{},1]]', '[["r","1.1.5",{},"{}","n",{},1]]'),
+        *('[["r","1.1.5","{}","{}","n[1]",{},1]]', '[["r","1.1.5","{}","{}","n",{},[1048577,5]]]'),
+        *(_item("n[1]", [1048578, 5]), _item("n[1]", [1048577]), _item("n[1]", ["1048577", 5])),
+        *(_item("n[01]", [1048577, 5]), _item("n[1]", [1048577.0, 5]), _item(7, [1048577, 5])),
+        _item("n[1]", [1048577, 5], "n[02]", {}, [1048578, 5]),
     ],
 )
 async def test_a_message_with_malformed_further_tasks_becomes_a_dead_letter(

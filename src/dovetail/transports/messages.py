@@ -18,7 +18,7 @@ import orjson
 from dovetail.core.caching import Caching, is_facts
 from dovetail.core.effects import new_tuple
 from dovetail.core.events import TRACEBACK, Token
-from dovetail.core.items import split_name
+from dovetail.core.items import PLACES, split_name
 from dovetail.core.outputs import INLINE_BYTES as MAX_INPUTS
 from dovetail.core.redaction import Redactor
 from dovetail.core.templates import Deferred
@@ -45,6 +45,9 @@ FEW_INPUTS = 8
 
 MISREAD = (ValueError, KeyError, TypeError, AttributeError, IndexError)
 """What the reading of a malformed message raises."""
+
+
+UNEQUAL_ITEM = "it is for an item and has none, or the other way round"
 
 
 class Malformed(ValueError):
@@ -282,15 +285,26 @@ def _more_tasks(text: bytes, handler: str) -> Iterator[Task]:
     for run_id, token, inputs, params, *nodes in orjson.loads(text):
         start = (_text(run_id), _token(_text(token).encode()))
         with_inputs, with_params = _text(inputs).encode(), _text(params).encode()
+        owner = None
         for node, config, where in zip(nodes[::3], nodes[1::3], nodes[2::3], strict=True):
-            place, *of_item = where if isinstance(where, list) else (where,)
+            place, item, number = where, None, None
+            if isinstance(where, list):
+                place, item = where
+                number = place % PLACES
+                # Nearly all are of the same node: its name need not be taken apart again.
+                if owner is None or node != f"{owner}[{number}]":
+                    owner, named = split_name(_text(node))
+                    if named != number:
+                        raise Malformed(UNEQUAL_ITEM)
+            elif split_name(_text(node))[1] is not None:
+                raise Malformed(UNEQUAL_ITEM)
             if not isinstance(config, dict) or not isinstance(place, int):
                 raise Malformed("a config is no object, or a place no number")
             if not 0 <= place < MAX_PLACES:
                 raise Malformed(f"a place is {place}")
             plain = (
                 start[0],
-                _text(node),
+                node,
                 start[1],
                 handler,
                 config,
@@ -302,7 +316,8 @@ def _more_tasks(text: bytes, handler: str) -> Iterator[Task]:
                 None,
                 place,
                 None,
-                *_item(node, of_item),
+                item,
+                number,
             )
             yield new_tuple(Task, plain)
 
@@ -356,7 +371,7 @@ def _item(name: str, given: Sequence[Any]) -> tuple[Any, int | None]:
     """The item that a task is for, and its number, which is in the task's name."""
     _, number = split_name(name)
     if (number is None) is bool(given):
-        raise Malformed("it is for an item and has none, or the other way round")
+        raise Malformed(UNEQUAL_ITEM)
     return (given[0], number) if given else (None, None)
 
 
@@ -469,15 +484,17 @@ def packed_task_messages(tasks: Sequence[Task]) -> list[Command]:
     small: list[_Packable] = []
     like: Task | None = None
     shared: tuple[str, ...] = ()
+    room = 0
     for task in tasks:
         if not _is_usual(task):
             alone.append(task)
             continue
         if like is None or not _are_siblings(task, like):
             like, shared = task, _shared(task)
+            room = MAX_PACKED_BYTES - sum(map(len, shared))
         config = orjson.dumps(task.config)
         item = 0 if task.item_index is None else len(orjson.dumps(task.item))
-        if sum(map(len, shared)) + len(config) + item > MAX_PACKED_BYTES:
+        if len(config) + item > room:
             alone.append(task)
         else:
             small.append((task, shared, config))

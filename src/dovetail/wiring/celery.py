@@ -302,6 +302,10 @@ class PoolProcess:
         calls = handler_calls(self.settings, self.registry, elsewhere=elsewhere)
         capture_for_good(log_rules(self.settings))
         self.calls = calls if state.listener is None else state.listener.calls(calls)
+        self.appender = log_appender(self.settings, self.clock)
+        self._local = threading.local()
+        self._hands: list[TaskRunner] = []
+        # Last: its thread begins at once, and calls this object.
         self.watch = LeaseThread(
             self._duties,
             supervise,
@@ -310,9 +314,6 @@ class PoolProcess:
             give_back_at=state.ends_at,
             confirm=self._confirm,
         )
-        self.appender = log_appender(self.settings, self.clock)
-        self._local = threading.local()
-        self._hands: list[TaskRunner] = []
 
     def at_hand(self) -> TaskRunner:
         """Of this thread."""

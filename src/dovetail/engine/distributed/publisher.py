@@ -103,12 +103,15 @@ class TaskRenderer:
         kept = self.kept_list(dispatches[0])
         if kept is None:
             return {}
-        made = {
-            item_place(order.node_index, order.item): self.render_item(order, scope, kept)
-            for order in dispatches
-            if order.item is not None and order.item < len(kept.values)
-        }
-        return {place: task for place, task in made.items() if isinstance(task, Task)}
+        first = item_place(dispatches[0].node_index, 0)
+        made: dict[int, Task] = {}
+        for order in dispatches:
+            if order.item is None or order.item >= len(kept.values):
+                continue
+            task = self.render_item(order, scope, kept)
+            if isinstance(task, Task):
+                made[first + order.item] = task
+        return made
 
     def render_known_item(self, order: Dispatch, scope: TemplateScope) -> Task | Fail | None:
         """The task of an item whose list is known here, as nearly every list is."""

@@ -99,7 +99,7 @@ class NextItems:
 
     def __init__(self) -> None:
         self._next: dict[tuple[str, int], tuple[int, bool]] = {}
-        """By run and node: the next item, and whether the last reply confirmed the prediction."""
+        """By run and node: the next item, and whether this process began the one before it."""
 
     def foresee(
         self, run: RunState, shape: GraphShape, index: int, count: int, token: Token
@@ -113,15 +113,25 @@ class NextItems:
         orders = [new_tuple(Dispatch, (run, index, token, item)) for item in items]
         return orders, RedisTemplateScope(run)
 
+    def note_expanded(self, run: RunState, index: int, begun: Sequence[Dispatch]) -> None:
+        """Learn the next item from the first window, which this process began."""
+        spec = run.graph.nodes[index].for_each
+        window = 0 if spec is None else spec.window
+        if window and [order.item for order in begun] == [*range(window)]:
+            self._keep(run.id, index, window, is_sure=True)
+
     def note(self, run_id: str, index: int, answer: Sequence[int]) -> None:
         """Learn the next item from a reply of `complete_items.lua`."""
         done, _, first, *begun = answer
         known, _ = self._next.pop((run_id, index), (-1, False))
         if not done or len(begun) != 2 * done:
             return  # it goes another way from here on, or the window was not full
+        self._keep(run_id, index, first + done, is_sure=first == known)
+
+    def _keep(self, run_id: str, index: int, following: int, *, is_sure: bool) -> None:
         if len(self._next) >= MAX_FORESEEN_MAPS:
             self._next.clear()
-        self._next[run_id, index] = (first + done, first == known)
+        self._next[run_id, index] = (following, is_sure)
 
 
 MAX_NODES_PER_CALL = 500

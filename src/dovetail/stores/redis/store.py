@@ -50,6 +50,7 @@ from dovetail.core.transitions import (
     Complete,
     Decision,
     Dispatch,
+    Expand,
     Renew,
     Retry,
     Stop,
@@ -146,7 +147,7 @@ RULES = (
     "item_rules",
     "apply",
 )
-HOT = ("submit", "complete_many")
+HOT = ("submit", "complete_many", "complete_items")
 POLL_SECONDS = 0.02
 LONGEST_POLL_SECONDS = 0.2
 WATCH_PAGE = 500
@@ -432,7 +433,8 @@ class RedisStore:
             self._next_items.foresee(header.run, header.shape, owner, len(mine), token)
             for (header, _, mine, _), owner in zip(asked, owners, strict=True)
         )
-        answers, aheads = await self._with_ahead(calls, foreseen, is_wide=False)
+        is_wide = any(len(mine) > WIDE for _, _, mine, _ in asked)
+        answers, aheads = await self._with_ahead(calls, foreseen, is_wide=is_wide)
         for (header, places, mine, _), owner, sent, answer in zip(
             asked, owners, aheads, answers, strict=True
         ):
@@ -484,6 +486,9 @@ class RedisStore:
                 made = await self._step(run_id, header, requests)
             for place, decision in zip(todo, made, strict=False):
                 decisions[place] = decision
+            if type(move) is Expand and made:
+                index = header.run.graph.index[move.node]
+                self._next_items.note_expanded(header.run, index, made[0].dispatch)
             todo = todo[count:]
 
     async def _claim(self, header: RunHeader, move: Claim, now: float) -> Decision:
