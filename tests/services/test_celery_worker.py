@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -175,3 +176,22 @@ def test_an_impossible_setup_is_reported_at_the_start(
     )
     assert done.returncode != 0
     assert words in done.stdout + done.stderr
+
+
+EAGER_WATCH = """
+from dovetail.wiring import celery
+
+class EagerWatch:
+    def __init__(self, *_, confirm, **__):
+        confirm()
+
+celery.LeaseThread = EagerWatch
+celery.PoolProcess()
+"""
+
+
+def test_a_process_of_the_pool_is_complete_before_its_watch_begins(tmp_path: Path) -> None:
+    own = environment(DOVETAIL_REDIS_URL="redis://127.0.0.1:1")
+    subprocess.run(
+        [sys.executable, "-c", EAGER_WATCH], env=own, cwd=tmp_path, check=True, timeout=60
+    )
