@@ -364,7 +364,7 @@ class StreamInbox:
 
 
 ORCHESTRATORS_ALIVE = "wf:orchestrators"
-LEASE_SECONDS = 4.0
+LEASE_SECONDS = 3.0
 BEAT_SECONDS = 0.5
 
 
