@@ -9,6 +9,7 @@ import pytest
 from dovetail.core.dag import build_graph
 from dovetail.core.definition.model import Workflow, definition_schema
 from dovetail.core.definition.validation import Checked, check
+from dovetail.core.templates import compile_list
 
 FETCH = {"id": "fetch", "handler": "h"}
 
@@ -73,6 +74,14 @@ def test_an_unknown_field_gets_a_hint() -> None:
 @pytest.mark.parametrize("text", ["abc", "{{ fetch.x }}{{ fetch.y }}", "x {{ fetch }}", ""])
 def test_a_template_is_one_expression(text: str) -> None:
     assert problems(node(for_each=text)) == [("template_syntax", "nodes[1].for_each")]
+
+
+@pytest.mark.parametrize("spaces", [" {}", "{} ", "\n{}\n\n"])
+def test_a_template_with_spaces_around_it_gives_the_list(spaces: str) -> None:
+    text = spaces.format("{{ fetch.list }}")
+    assert problems(node(for_each=text)) == []
+    make = compile_list(text)
+    assert make({"fetch": {"list": [1, 2]}}) == [1, 2]
 
 
 def test_it_reads_only_ancestors_and_no_secrets() -> None:

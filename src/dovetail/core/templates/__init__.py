@@ -428,7 +428,8 @@ def compile_list(items: str | list[Any]) -> Callable[[Scope], Any]:
     if isinstance(items, list):
         config = compile_config({"items": items})
         return lambda scope: config.render(scope, MAX_LIST_SIZE).config["items"]
-    template = parse_template(items, max_size=sys.maxsize)
+    # Spaces around the expression, as in a condition, do not make the list a text.
+    template = parse_template(items.strip(), max_size=sys.maxsize)
     if template is None:
         return lambda scope: items
     return lambda scope: template.evaluate(Frame(scope, MAX_LIST_SIZE))
