@@ -11,9 +11,10 @@ import inspect
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sized
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from dovetail.core import events as core_events
@@ -29,7 +30,7 @@ from dovetail.core.dag import (
 )
 from dovetail.core.effects import COMPLETED, FAILED
 from dovetail.core.errors import InvalidDefinition, Problem, TemplateError
-from dovetail.core.items import split_name
+from dovetail.core.items import MAX_ITEMS, split_name
 from dovetail.core.retry import DEFAULT_RETRY, RetryPolicy
 from dovetail.core.run import NodeState, RunState
 from dovetail.core.states import NodeStatus, Reason, RunStatus
@@ -559,10 +560,16 @@ def _condition(predicate: Predicate, mapped: tuple[int, ...]) -> Callable[[Scope
 
 
 def _map_spec(items: Items, mapped: tuple[int, ...]) -> MapSpec:
+    def read(ctx: dict[str, Any]) -> Any:
+        values = items(ctx)
+        if not isinstance(values, Iterable) or isinstance(values, str | bytes | Mapping):
+            return values
+        # A generator may be endless: one item too many is enough to say so.
+        return list(values if isinstance(values, Sized) else islice(values, MAX_ITEMS + 1))
+
+    # A generator raises while it is read, so that is a part of the call.
     def listed(run: Any) -> Any:
-        values = _called(items, _context(run, mapped))
-        is_many = isinstance(values, Iterable) and not isinstance(values, str | bytes | Mapping)
-        return list(values) if is_many else values
+        return _called(read, _context(run, mapped))
 
     return MapSpec(listed)
 

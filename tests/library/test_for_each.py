@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import pytest
@@ -87,6 +89,23 @@ def test_an_error_of_the_list_fails_the_step() -> None:
     assert result.error is not None
     assert "KeyError" in result.error["message"]
     assert result.steps["digest"].error == "Dependency failed"
+
+
+def test_an_error_of_a_generator_fails_the_step() -> None:
+    def items(ctx: Ctx) -> Iterator[int]:
+        yield 1
+        raise ValueError("the second page is missing")
+
+    result = run(digest(for_each=items))
+    assert result.error is not None
+    assert "ValueError: the second page is missing" in result.error["message"]
+    assert result.steps["digest"].error == "Dependency failed"
+
+
+def test_an_endless_generator_is_too_large() -> None:
+    result = run(digest(for_each=lambda ctx: count()))
+    assert result.error is not None
+    assert result.error["type"] == "too_large"
 
 
 def test_an_item_is_tried_again_alone() -> None:
