@@ -11,7 +11,7 @@ import inspect
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sized
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sized
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -190,6 +190,10 @@ class WorkflowDAG:
             if item is not None and of in index and self._steps[index[of]].for_each is not None:
                 message = f"step '{step.id}' has the name of an item of step '{of}'"
                 problems.append(Problem("duplicate_id", message, path))
+            if step.for_each is not None and not {"[", "]"}.isdisjoint(step.id):
+                message = f"step '{step.id}' has for_each: its items are called '{step.id}[0]' and "
+                message += "so on, so there can be no [ or ] in its id"
+                problems.append(Problem("invalid_field", message, path))
             for name in step.depends_on:
                 if name == step.id:
                     message = f"step '{name}' depends on itself"
@@ -385,7 +389,7 @@ class WorkflowExecutor:
         report = None
         if self.on_event is not None:
             submit = submit._replace(logged=True)
-            report = _reporter(self.on_event)
+            report = _reporter(self.on_event, submit.graph.index)
         engine = LocalEngine(
             calls,
             on_event=report,
@@ -471,7 +475,9 @@ def report_ended(run: RunState) -> None:
             log.exception("a listener failed")
 
 
-def _reporter(on_event: Callable[[Event], object]) -> Callable[[core_events.Event], None]:
+def _reporter(
+    on_event: Callable[[Event], object], steps: Container[str]
+) -> Callable[[core_events.Event], None]:
     """Converts times: the engine of the library counts from the start of the machine."""
     from dovetail.client.answers import Event  # only programs with `on_event` load the client
 
@@ -483,6 +489,9 @@ def _reporter(on_event: Callable[[Event], object]) -> Callable[[core_events.Even
             data = {**data, "until": data["until"] + offset}
         try:
             view = event_view(event._replace(time=event.time + offset, data=data))
+            if "item" in view and event.node in steps:  # such as 'a[1]', which has no for_each
+                del view["item"]
+                view["node"] = event.node
             on_event(Event.from_api(view))
         except Exception:
             log.exception("on_event failed at %s", event.type)
