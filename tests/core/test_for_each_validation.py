@@ -131,6 +131,7 @@ class TestTheOutputOfAMappedNode:
             "{{ each[0].text }}",
             "{{ each.status }}",
             "{{ each.error.message | default('') }}",
+            "{{ each.error.where | default('') }}",
             "{{ each.output }}",
             "{{ each | map(attribute='text') }}",
         ],
@@ -146,6 +147,7 @@ class TestTheOutputOfAMappedNode:
             ("{{ each.a.b | default('') }}", "a.b"),
             ("{{ each['text'] ~ 'x' }}", "text"),
             ("{{ each.output.text }}", "text"),
+            ("{{ each.output.status }}", "status"),
             ("a {{ each.text }} b", "text"),
         ],
     )

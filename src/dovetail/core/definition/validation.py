@@ -661,14 +661,16 @@ def _misread_lists(
         return
     for name, keys in dict.fromkeys(keys_read(text)):
         key = keys.removeprefix("output.")
-        if name in mapped and key and key not in _OF_EVERY_NODE:
+        if name in mapped and key and (key != keys or key not in _OF_EVERY_NODE):
             yield (
                 f"{shown(name)} has for_each: its output is a list, and has no key {shown(key)}; "
                 f"write {{{{ {name} | map(attribute='{key}') }}}}"
             )
 
 
-_OF_EVERY_NODE = frozenset({"output", "status", "error", "error.type", "error.message"})
+_OF_EVERY_NODE = frozenset(
+    {"output", "status", "error", "error.type", "error.message", "error.where"}
+)
 
 
 def _secret_misplaced(facts: DefinitionFacts, node: RawNode, path: Path) -> str | None:
