@@ -9,6 +9,7 @@ import pytest
 from dovetail.core.dag import build_graph
 from dovetail.core.definition.model import Workflow, definition_schema
 from dovetail.core.definition.validation import Checked, check
+from dovetail.core.items import MAX_ITEMS
 from dovetail.core.templates import compile_list
 
 FETCH = {"id": "fetch", "handler": "h"}
@@ -59,11 +60,17 @@ def test_a_list_is_a_template_or_literal_with_or_without_settings(for_each: Any)
         ({"items": [], "max_failures": "101%"}, "for_each.max_failures"),
         ({"items": [], "max_failures": "five"}, "for_each.max_failures"),
         ({"items": [], "window": 5}, "for_each.window"),
-        ({"items": [0] * 100_001}, "for_each.items"),
     ],
 )
 def test_a_wrong_field_is_found(for_each: Any, path: str) -> None:
     assert problems(node(for_each=for_each)) == [("invalid_field", f"nodes[1].{path}")]
+
+
+@pytest.mark.parametrize("form", [lambda items: items, lambda items: {"items": items}])
+def test_a_list_that_is_too_long_is_too_large(form: Any) -> None:
+    assert problems(node(for_each=form([0] * MAX_ITEMS))) == []
+    ((code, _),) = problems(node(for_each=form([0] * (MAX_ITEMS + 1))))
+    assert code == "too_large"
 
 
 def test_an_unknown_field_gets_a_hint() -> None:

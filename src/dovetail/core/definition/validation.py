@@ -307,7 +307,8 @@ def _finding(found: Mapping[str, Any], suggester: Suggester) -> Finding:
         return Finding("invalid_field", message, path, on_key=True)
     say = _MESSAGES.get(kind)
     message = say(found, path) if say else found["msg"]
-    return Finding("invalid_field", message, path)
+    code = "too_large" if kind == "too_many_items" else "invalid_field"
+    return Finding(code, message, path)
 
 
 def _unknown(path: Path, suggester: Suggester) -> str:
