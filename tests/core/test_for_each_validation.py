@@ -9,6 +9,7 @@ import pytest
 from dovetail.core.dag import build_graph
 from dovetail.core.definition.model import Workflow, definition_schema
 from dovetail.core.definition.validation import Checked, check
+from dovetail.core.errors import MissingValue
 from dovetail.core.items import MAX_ITEMS
 from dovetail.core.templates import compile_list
 
@@ -89,6 +90,12 @@ def test_a_template_with_spaces_around_it_gives_the_list(spaces: str) -> None:
     assert problems(node(for_each=text)) == []
     make = compile_list(text)
     assert make({"fetch": {"list": [1, 2]}}) == [1, 2]
+
+
+def test_an_error_in_a_literal_list_names_its_place() -> None:
+    make = compile_list([1, {"a": "{{ fetch.x }}"}])
+    with pytest.raises(MissingValue, match=r"^items\[1\]\.a: {{ fetch\.x }} has no 'x'"):
+        make({"fetch": {}})
 
 
 def test_it_reads_only_ancestors_and_no_secrets() -> None:
