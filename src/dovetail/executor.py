@@ -561,9 +561,13 @@ def _context(run: RunState, mapped: Iterable[int]) -> dict[str, Any]:
 
 
 def _condition(predicate: Predicate, mapped: tuple[int, ...]) -> Callable[[Scope], bool]:
+    # An array has no truth: asking for it raises, so that is a part of the call.
+    def decide(ctx: dict[str, Any]) -> bool:
+        return bool(predicate(ctx))
+
     # Read the run directly: by name, a step called "params" would hide the params.
     def holds(run: Any) -> bool:
-        return bool(_called(predicate, _context(run, mapped)))
+        return _called(decide, _context(run, mapped))
 
     return holds
 
