@@ -128,6 +128,9 @@ class WorkflowDAG:
             raise TypeError(f"step '{step_id}': for_each must be a plain function of ctx")
         if isinstance(depends_on, str):
             raise TypeError(f"step '{step_id}': depends_on is a list: write [{depends_on!r}]")
+        if not isinstance(retry, RetryPolicy):
+            kind = type(retry).__name__
+            raise TypeError(f"step '{step_id}': retry must be a RetryPolicy, not {kind}")
         if max_retries < 0:
             raise ValueError(f"step '{step_id}': max_retries must not be negative")
         if not timeout_seconds > 0:
