@@ -11,9 +11,10 @@ import inspect
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sized
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from dovetail.core import events as core_events
@@ -29,7 +30,7 @@ from dovetail.core.dag import (
 )
 from dovetail.core.effects import COMPLETED, FAILED
 from dovetail.core.errors import InvalidDefinition, Problem, TemplateError
-from dovetail.core.items import split_name
+from dovetail.core.items import MAX_ITEMS, split_name
 from dovetail.core.retry import DEFAULT_RETRY, RetryPolicy
 from dovetail.core.run import NodeState, RunState
 from dovetail.core.states import NodeStatus, Reason, RunStatus
@@ -127,6 +128,9 @@ class WorkflowDAG:
             raise TypeError(f"step '{step_id}': for_each must be a plain function of ctx")
         if isinstance(depends_on, str):
             raise TypeError(f"step '{step_id}': depends_on is a list: write [{depends_on!r}]")
+        if not isinstance(retry, RetryPolicy):
+            kind = type(retry).__name__
+            raise TypeError(f"step '{step_id}': retry must be a RetryPolicy, not {kind}")
         if max_retries < 0:
             raise ValueError(f"step '{step_id}': max_retries must not be negative")
         if not timeout_seconds > 0:
@@ -189,6 +193,10 @@ class WorkflowDAG:
             if item is not None and of in index and self._steps[index[of]].for_each is not None:
                 message = f"step '{step.id}' has the name of an item of step '{of}'"
                 problems.append(Problem("duplicate_id", message, path))
+            if step.for_each is not None and not {"[", "]"}.isdisjoint(step.id):
+                message = f"step '{step.id}' has for_each: its items are called '{step.id}[0]' and "
+                message += "so on, so there can be no [ or ] in its id"
+                problems.append(Problem("invalid_field", message, path))
             for name in step.depends_on:
                 if name == step.id:
                     message = f"step '{name}' depends on itself"
@@ -384,7 +392,7 @@ class WorkflowExecutor:
         report = None
         if self.on_event is not None:
             submit = submit._replace(logged=True)
-            report = _reporter(self.on_event)
+            report = _reporter(self.on_event, submit.graph.index)
         engine = LocalEngine(
             calls,
             on_event=report,
@@ -470,7 +478,9 @@ def report_ended(run: RunState) -> None:
             log.exception("a listener failed")
 
 
-def _reporter(on_event: Callable[[Event], object]) -> Callable[[core_events.Event], None]:
+def _reporter(
+    on_event: Callable[[Event], object], steps: Container[str]
+) -> Callable[[core_events.Event], None]:
     """Converts times: the engine of the library counts from the start of the machine."""
     from dovetail.client.answers import Event  # only programs with `on_event` load the client
 
@@ -482,6 +492,9 @@ def _reporter(on_event: Callable[[Event], object]) -> Callable[[core_events.Even
             data = {**data, "until": data["until"] + offset}
         try:
             view = event_view(event._replace(time=event.time + offset, data=data))
+            if "item" in view and event.node in steps:  # such as 'a[1]', which has no for_each
+                del view["item"]
+                view["node"] = event.node
             on_event(Event.from_api(view))
         except Exception:
             log.exception("on_event failed at %s", event.type)
@@ -551,18 +564,28 @@ def _context(run: RunState, mapped: Iterable[int]) -> dict[str, Any]:
 
 
 def _condition(predicate: Predicate, mapped: tuple[int, ...]) -> Callable[[Scope], bool]:
+    # An array has no truth: asking for it raises, so that is a part of the call.
+    def decide(ctx: dict[str, Any]) -> bool:
+        return bool(predicate(ctx))
+
     # Read the run directly: by name, a step called "params" would hide the params.
     def holds(run: Any) -> bool:
-        return bool(_called(predicate, _context(run, mapped)))
+        return _called(decide, _context(run, mapped))
 
     return holds
 
 
 def _map_spec(items: Items, mapped: tuple[int, ...]) -> MapSpec:
+    def read(ctx: dict[str, Any]) -> Any:
+        values = items(ctx)
+        if not isinstance(values, Iterable) or isinstance(values, str | bytes | Mapping):
+            return values
+        # A generator may be endless: one item too many is enough to say so.
+        return list(values if isinstance(values, Sized) else islice(values, MAX_ITEMS + 1))
+
+    # A generator raises while it is read, so that is a part of the call.
     def listed(run: Any) -> Any:
-        values = _called(items, _context(run, mapped))
-        is_many = isinstance(values, Iterable) and not isinstance(values, str | bytes | Mapping)
-        return list(values) if is_many else values
+        return _called(read, _context(run, mapped))
 
     return MapSpec(listed)
 

@@ -154,6 +154,9 @@ def test_items_that_are_not_there_are_404_and_wrong_queries_422(api: Api, name: 
         said = api("GET", f"/runs/{run_id}/{path}").json()["detail"]
         assert f"/runs/{run_id}/nodes/each/items" in said, path
         assert "`node=each` and `item=1`" in said
+    for path in ("nodes/each[2]", "nodes/each[2]/output"):
+        said = api("GET", f"/runs/{run_id}/{path}").json()["detail"]
+        assert said.endswith("no item 2 of node 'each': it has 2 items, counted from 0"), path
     said = api("GET", f"/runs/{run_id}/nodes/b[0]").json()["detail"]
     assert "node 'b' has no for_each" in said
     for query in ("status=BAD", "cursor=x", "limit=0", "cursor=-1"):

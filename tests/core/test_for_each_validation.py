@@ -9,6 +9,9 @@ import pytest
 from dovetail.core.dag import build_graph
 from dovetail.core.definition.model import Workflow, definition_schema
 from dovetail.core.definition.validation import Checked, check
+from dovetail.core.errors import MissingValue
+from dovetail.core.items import MAX_ITEMS
+from dovetail.core.templates import compile_list
 
 FETCH = {"id": "fetch", "handler": "h"}
 
@@ -58,11 +61,17 @@ def test_a_list_is_a_template_or_literal_with_or_without_settings(for_each: Any)
         ({"items": [], "max_failures": "101%"}, "for_each.max_failures"),
         ({"items": [], "max_failures": "five"}, "for_each.max_failures"),
         ({"items": [], "window": 5}, "for_each.window"),
-        ({"items": [0] * 100_001}, "for_each.items"),
     ],
 )
 def test_a_wrong_field_is_found(for_each: Any, path: str) -> None:
     assert problems(node(for_each=for_each)) == [("invalid_field", f"nodes[1].{path}")]
+
+
+@pytest.mark.parametrize("form", [lambda items: items, lambda items: {"items": items}])
+def test_a_list_that_is_too_long_is_too_large(form: Any) -> None:
+    assert problems(node(for_each=form([0] * MAX_ITEMS))) == []
+    ((code, _),) = problems(node(for_each=form([0] * (MAX_ITEMS + 1))))
+    assert code == "too_large"
 
 
 def test_an_unknown_field_gets_a_hint() -> None:
@@ -73,6 +82,20 @@ def test_an_unknown_field_gets_a_hint() -> None:
 @pytest.mark.parametrize("text", ["abc", "{{ fetch.x }}{{ fetch.y }}", "x {{ fetch }}", ""])
 def test_a_template_is_one_expression(text: str) -> None:
     assert problems(node(for_each=text)) == [("template_syntax", "nodes[1].for_each")]
+
+
+@pytest.mark.parametrize("spaces", [" {}", "{} ", "\n{}\n\n"])
+def test_a_template_with_spaces_around_it_gives_the_list(spaces: str) -> None:
+    text = spaces.format("{{ fetch.list }}")
+    assert problems(node(for_each=text)) == []
+    make = compile_list(text)
+    assert make({"fetch": {"list": [1, 2]}}) == [1, 2]
+
+
+def test_an_error_in_a_literal_list_names_its_place() -> None:
+    make = compile_list([1, {"a": "{{ fetch.x }}"}])
+    with pytest.raises(MissingValue, match=r"^items\[1\]\.a: {{ fetch\.x }} has no 'x'"):
+        make({"fetch": {}})
 
 
 def test_it_reads_only_ancestors_and_no_secrets() -> None:
@@ -122,6 +145,7 @@ class TestTheOutputOfAMappedNode:
             "{{ each[0].text }}",
             "{{ each.status }}",
             "{{ each.error.message | default('') }}",
+            "{{ each.error.where | default('') }}",
             "{{ each.output }}",
             "{{ each | map(attribute='text') }}",
         ],
@@ -137,6 +161,7 @@ class TestTheOutputOfAMappedNode:
             ("{{ each.a.b | default('') }}", "a.b"),
             ("{{ each['text'] ~ 'x' }}", "text"),
             ("{{ each.output.text }}", "text"),
+            ("{{ each.output.status }}", "status"),
             ("a {{ each.text }} b", "text"),
         ],
     )

@@ -99,6 +99,8 @@ def test_a_chain_of_ten_thousand_steps_is_no_problem() -> None:
         (("a", noop), {"depends_on": "b"}, TypeError),
         (("a", noop), {"condition": True}, TypeError),
         (("a", noop), {"max_retries": -1}, ValueError),
+        (("a", noop), {"retry": None}, TypeError),
+        (("a", noop), {"retry": {"base_delay_seconds": 1}}, TypeError),
         (("a", noop), {"timeout_seconds": 0}, ValueError),
         (("a", noop), {"timeout_seconds": float("nan")}, ValueError),
     ],

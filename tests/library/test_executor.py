@@ -342,6 +342,19 @@ class TestConditions:
         assert step.error is not None
         assert "KeyError: 'nothing'" in step.error
 
+    async def test_a_condition_whose_answer_has_no_truth_fails_its_step(self) -> None:
+        class Column:
+            def __bool__(self) -> bool:
+                raise ValueError("the truth of a column is ambiguous")
+
+        dag = WorkflowDAG().add_step("a", print, condition=lambda ctx: Column())
+        dag.add_step("b", lambda ctx: 1)
+        result = await WorkflowExecutor().execute(dag)
+        assert result.steps["b"].status == "COMPLETED"
+        error = result.steps["a"].error
+        assert error is not None
+        assert "ValueError: the truth of a column is ambiguous" in error
+
     async def test_a_condition_sees_the_context(self) -> None:
         dag = WorkflowDAG().add_step("a", lambda ctx: 1, condition=lambda ctx: ctx["go"])
         assert (await run(dag, {"go": True})).completed == 1

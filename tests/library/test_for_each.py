@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import pytest
@@ -89,6 +91,23 @@ def test_an_error_of_the_list_fails_the_step() -> None:
     assert result.steps["digest"].error == "Dependency failed"
 
 
+def test_an_error_of_a_generator_fails_the_step() -> None:
+    def items(ctx: Ctx) -> Iterator[int]:
+        yield 1
+        raise ValueError("the second page is missing")
+
+    result = run(digest(for_each=items))
+    assert result.error is not None
+    assert "ValueError: the second page is missing" in result.error["message"]
+    assert result.steps["digest"].error == "Dependency failed"
+
+
+def test_an_endless_generator_is_too_large() -> None:
+    result = run(digest(for_each=lambda ctx: count()))
+    assert result.error is not None
+    assert result.error["type"] == "too_large"
+
+
 def test_an_item_is_tried_again_alone() -> None:
     calls: list[int] = []
 
@@ -166,3 +185,16 @@ def test_wrong_uses_are_refused() -> None:
     dag.add_step("a[0]", lambda ctx: 1)
     with pytest.raises(InvalidDefinition, match="has the name of an item"):
         dag.validate()
+    dag = WorkflowDAG().add_step("a[en]", lambda ctx: 1, for_each=lambda ctx: [1])
+    with pytest.raises(InvalidDefinition, match=r"no \[ or \] in its id"):
+        run(dag)
+
+
+def test_the_events_of_a_step_that_is_called_like_an_item_are_its_own() -> None:
+    events: list[Any] = []
+    dag = WorkflowDAG().add_step("a[1]", lambda ctx: 1)
+    dag.add_step("b", lambda ctx: 1, depends_on=["a[1]"], for_each=lambda ctx: [1])
+    run(dag, on_event=events.append)
+    of_nodes = [event.to_dict() for event in events if event.node is not None]
+    assert [one.get("item") for one in of_nodes if one["node"] == "a[1]"] == [None] * 3
+    assert [one["node"] for one in of_nodes if one.get("item") == 0] == ["b"] * 3

@@ -1304,6 +1304,10 @@ def _no_node_but_item(run: RunState, node: str, item: int) -> str:
     name = item_name(node, item)
     if run.graph.nodes[run.graph.index[node]].for_each is None:
         return f"run {run.id} has no node '{name}': node '{node}' has no for_each, so no items"
+    items = run.nodes[run.graph.index[node]].items
+    if items is not None and item >= items.total:
+        many = counted(items.total, "item")
+        return f"run {run.id} has no item {item} of node '{node}': it has {many}, counted from 0"
     return (
         f"run {run.id} has no node '{name}': it is item {item} of node '{node}'. The items are at "
         f"/api/v1/runs/{run.id}/nodes/{node}/items, their outputs at "

@@ -307,7 +307,8 @@ def _finding(found: Mapping[str, Any], suggester: Suggester) -> Finding:
         return Finding("invalid_field", message, path, on_key=True)
     say = _MESSAGES.get(kind)
     message = say(found, path) if say else found["msg"]
-    return Finding("invalid_field", message, path)
+    code = "too_large" if kind == "too_many_items" else "invalid_field"
+    return Finding(code, message, path)
 
 
 def _unknown(path: Path, suggester: Suggester) -> str:
@@ -661,14 +662,16 @@ def _misread_lists(
         return
     for name, keys in dict.fromkeys(keys_read(text)):
         key = keys.removeprefix("output.")
-        if name in mapped and key and key not in _OF_EVERY_NODE:
+        if name in mapped and key and (key != keys or key not in _OF_EVERY_NODE):
             yield (
                 f"{shown(name)} has for_each: its output is a list, and has no key {shown(key)}; "
                 f"write {{{{ {name} | map(attribute='{key}') }}}}"
             )
 
 
-_OF_EVERY_NODE = frozenset({"output", "status", "error", "error.type", "error.message"})
+_OF_EVERY_NODE = frozenset(
+    {"output", "status", "error", "error.type", "error.message", "error.where"}
+)
 
 
 def _secret_misplaced(facts: DefinitionFacts, node: RawNode, path: Path) -> str | None:

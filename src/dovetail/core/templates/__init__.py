@@ -427,8 +427,16 @@ def compile_list(items: str | list[Any]) -> Callable[[Scope], Any]:
     """What makes the items of a mapped node: from a template, or from a list with templates."""
     if isinstance(items, list):
         config = compile_config({"items": items})
-        return lambda scope: config.render(scope, MAX_LIST_SIZE).config["items"]
-    template = parse_template(items, max_size=sys.maxsize)
+
+        def listed(scope: Scope) -> Any:
+            try:
+                return config.render(scope, MAX_LIST_SIZE).config["items"]
+            except TemplateError as error:  # its place is not in the config of the node
+                raise type(error)(str(error).removeprefix("config.")) from None
+
+        return listed
+    # Spaces around the expression, as in a condition, do not make the list a text.
+    template = parse_template(items.strip(), max_size=sys.maxsize)
     if template is None:
         return lambda scope: items
     return lambda scope: template.evaluate(Frame(scope, MAX_LIST_SIZE))
