@@ -90,7 +90,7 @@ FRAME = {
                 STREAM: {"schema": {"$ref": "#/components/schemas/EventFrame"}},
             },
         },
-        204: {"description": "`Last-Event-ID` was the last one: do not come back"},
+        204: {"description": "the run has ended, and nothing comes after that event"},
     },
 )
 async def events(
@@ -113,9 +113,9 @@ async def events(
     run = await here.commands.get_run(
         run_id, nodes=False
     )  # or `NotFound`, before the stream begins
-    came_back = last_event_id and run["finished_at"] is not None
+    resumes = after > 0 and run["finished_at"] is not None
     # Compared with the run itself: its last events may not be in the list yet.
-    if came_back and await here.commands.last_seq(run_id) <= after:
+    if resumes and await here.commands.last_seq(run_id) <= after:
         # A browser comes back whenever a stream ends; 204 says not to.
         return Response(status_code=204)
     return live(here, here.commands.watch(run_id, after), b"events of a run", MAX_QUEUED_EVENTS)
