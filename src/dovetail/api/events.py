@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
+from math import inf
 from typing import Annotated, Any
 
 import orjson
@@ -110,12 +111,13 @@ async def events(
             return json_answer(first)
         return Streamed(_listed(here, run_id, first), media_type=JSON)
     waits(request)
-    run = await here.commands.get_run(
-        run_id, nodes=False
-    )  # or `NotFound`, before the stream begins
-    resumes = after > 0 and run["finished_at"] is not None
-    # Compared with the run itself: its last events may not be in the list yet.
-    if resumes and await here.commands.last_seq(run_id) <= after:
+    # Or `NotFound`, before the stream begins.
+    run = await here.commands.summary(run_id, max_result_bytes=0)
+    ended = run["finished_at"] is not None
+    # Compared with the run itself: its last events may not be in the list yet. One that goes on is
+    # read because it may be damaged.
+    last = await here.commands.last_seq(run_id) if after or not ended else inf
+    if ended and last <= after:
         # A browser comes back whenever a stream ends; 204 says not to.
         return Response(status_code=204)
     return live(here, here.commands.watch(run_id, after), b"events of a run", MAX_QUEUED_EVENTS)
