@@ -112,6 +112,29 @@ def test_a_result_that_is_one_large_output_is_replaced_by_a_reference(api: Api, 
     assert api.get(f"/runs/{run_id}/result") == {"text": text}
 
 
+def test_a_result_of_items_is_replaced_by_a_reference(api: Api, name: str) -> None:
+    items = [{**filled("each", 40_000), "for_each": [1, 2]}, filled("small", 9)]
+    run_id = finished_run(api, flow(name, *items))
+    shown = {"each": note(run_id, "each", 80_003), "small": "x" * 7}
+    for path in (f"/runs/{run_id}", f"/runs/{run_id}?nodes=false", f"/runs/{run_id}/results"):
+        assert api.get(path)["result"] == shown
+    forked = api.post(f"/runs/{run_id}/fork", {})["run_id"]
+    shown = {"each": note(forked, "each", 80_003), "small": "x" * 7}
+    assert api.finished(forked)["result"] == api.get(f"/runs/{forked}?nodes=false")["result"]
+    assert api.get(f"/runs/{forked}?nodes=false")["result"] == shown
+
+
+def test_a_list_of_runs_says_how_large_a_result_is(api: Api, name: str) -> None:
+    items = [{**filled("each", 40_000), "for_each": [1, 2]}, filled("small", 9)]
+    failed = [filled("more", LARGE), node("bad", "fail", config={})]
+    for nodes in ([items[0]], items, [*items, filled("more", LARGE)], failed):
+        run_id = finished_run(api, flow(name, *nodes, on_failure="continue"))
+        whole = api.http.get(f"/api/v1/runs/{run_id}/result").content
+        href = f"/api/v1/runs/{run_id}/result"
+        listed = api.get(f"/runs?workflow={name}&limit=1")["items"][0]
+        assert listed["result"] == {"$output": {"size": len(whole), "href": href}}
+
+
 @pytest.mark.parametrize(
     "output", [{"$output": {"size": 3, "href": "/api/v1/elsewhere"}}, {"$output": 1, "b": 2}]
 )

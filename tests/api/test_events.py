@@ -102,6 +102,10 @@ def test_a_browser_that_reconnects_after_the_last_event_gets_204(api: Api, name:
     last = len(api.get(f"/runs/{run_id}/events", headers=AS_JSON))
     headers = {"last-event-id": str(last), "accept": "text/event-stream"}
     assert api("GET", f"/runs/{run_id}/events", headers=headers).status_code == 204
+    headers = {"accept": "text/event-stream"}
+    for after in (last, last + 1):
+        path = f"/runs/{run_id}/events?after={after}"
+        assert api("GET", path, headers=headers).status_code == 204
     with stream(api, f"/runs/{run_id}/events", **{"last-event-id": str(last - 1)}) as answer:
         assert [number for number, _ in frames(answer)] == [last]
 

@@ -156,8 +156,12 @@ class OneRun:
     def __init__(self, feed: AsyncIterator[dict[str, Any]]) -> None:
         self.watch = lambda run_id, after: feed
 
-    async def get_run(self, run_id: str, *, nodes: bool) -> dict[str, Any]:
+    async def summary(self, run_id: str, *, max_result_bytes: int | None) -> dict[str, Any]:
+        assert max_result_bytes == 0, "a stream has no result in it"
         return {"finished_at": None}
+
+    async def last_seq(self, run_id: str) -> int:
+        return 1
 
 
 async def test_a_silent_stream_sends_keep_alive_comments(

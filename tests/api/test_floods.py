@@ -323,8 +323,11 @@ class Waiting:
         finally:
             self.waiting -= 1
 
-    async def get_run(self, run_id: str, nodes: bool = True) -> dict[str, Any]:
+    async def summary(self, run_id: str, *, max_result_bytes: int | None) -> dict[str, Any]:
         return {"run_id": run_id, "finished_at": None}
+
+    async def last_seq(self, run_id: str) -> int:
+        return 0
 
     async def watch(self, run_id: str, after: int) -> AsyncIterator[Any]:
         await self.ended(run_id)

@@ -413,6 +413,10 @@ IMPOSSIBLE: list[Callable[[Dovetail], Any]] = [
     lambda dt: dt.batch("greet", [{"who": "Ada"}, {"who": "\0"}]),
     lambda dt: dt.list_runs(cursor="nonsense"),
     lambda dt: dt.list_runs(cursor="9" * 40),
+    lambda dt: dt.list_runs(cursor="9" * 100_000),
+    lambda dt: dt.get_run("0" * 100_000),
+    lambda dt: dt.get_batch("0" * 100_000),
+    lambda dt: anext(dt.events("0" * 100_000)),
 ]
 
 
@@ -651,6 +655,18 @@ async def test_the_same_key_with_another_request_is_a_conflict(dt: Dovetail) -> 
     await dt.batch(GREET, [{"who": "Ada"}], idempotency_key="order 9")
     with pytest.raises(Conflict, match="order 9"):
         await dt.batch(GREET, [{"who": "Ada"}, {}], idempotency_key="order 9")
+
+
+@everywhere
+async def test_a_key_may_be_in_any_script(dt: Dovetail) -> None:
+    await dt.register(GREET)
+    keys = ["注文" * 127, "注文" * 126 + "書", "bestellung ä 7", "é" * 255]
+    made = [(await dt.run("greet", idempotency_key=key)).run_id for key in keys]
+    again = [(await dt.trigger("greet", idempotency_key=key)).run_id for key in keys]
+    assert again == made
+    assert len(set(made)) == len(keys)
+    with pytest.raises(InvalidParams, match="1 to 255 characters"):
+        await dt.run("greet", idempotency_key="é" * 256)
 
 
 async def test_a_key_matches_the_request_even_if_the_workflow_changed(client: OpenAnywhere) -> None:

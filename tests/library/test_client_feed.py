@@ -51,8 +51,9 @@ async def test_it_follows_all_runs_and_resumes_after_an_event(dt: Dovetail) -> N
 
 
 async def test_a_wrong_id_and_an_id_of_another_store_are_refused(dt: Dovetail) -> None:
-    with pytest.raises(InvalidParams, match="is no id of the feed"):
-        await first(dt, 1, "seven")
+    for wrong in ("seven", "", "é", "a\nb", "\0", "0" * 100_000):
+        with pytest.raises(InvalidParams, match=r"after: .* is no id of the feed"):
+            await first(dt, 1, wrong)
     for wrong in ("00000000-1", "00000000-1-0"):
         with pytest.raises(Expired, match="follow the feed without an id"):
             await first(dt, 1, wrong)

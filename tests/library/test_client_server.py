@@ -160,6 +160,25 @@ async def test_a_deletion_whose_reply_is_lost_has_happened(tmp_path: Path) -> No
             await dt._commands.delete_workflow("greet")
 
 
+async def test_a_run_that_is_deleted_while_runs_are_listed_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = connection.ServerConnection.call
+
+    async def deletes_first(self: Any, method: str, path: str, **options: Any) -> Any:
+        if path.endswith("/result"):
+            await call(self, "DELETE", path.removesuffix("/result"))
+        return await call(self, method, path, **options)
+
+    monkeypatch.setattr(connection.ServerConnection, "call", deletes_first)
+    async with over_a_line(tmp_path) as (dt, _):
+        small = await dt.run(GREET)
+        large = await dt.run(GREET, {"text": "x" * 100_000})
+        assert [run.run_id for run in (await dt.list_runs()).items] == [small.run_id]
+        with pytest.raises(NotFound):
+            await dt.get_run(large.run_id)
+
+
 async def test_events_arrive_once_and_in_order_even_if_the_connection_breaks_often(
     tmp_path: Path,
 ) -> None:

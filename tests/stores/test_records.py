@@ -141,6 +141,22 @@ def test_a_definition_without_a_newer_field_keeps_its_digest() -> None:
     assert stored_definition(Workflow.model_validate(given))[0] != digest
 
 
+async def test_a_receipt_reads_no_result(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind: Any = type(keeper.records)
+    summary, asked = kind.summary, []
+
+    async def noted(self: Any, run_id: str, most: int | None = None) -> dict[str, Any]:
+        asked.append(most)
+        found: dict[str, Any] = await summary(self, run_id, most)
+        return found
+
+    monkeypatch.setattr(kind, "summary", noted)
+    one = submit(version=3)
+    await keeper.accept(one, NOW)
+    assert (await keeper.records.receipt(one.run_id))["version"] == 3
+    assert asked == [0]
+
+
 class TestWorkflows:
     async def test_versions_grow_only_with_changes(self, keeper: Keeper) -> None:
         records = keeper.records

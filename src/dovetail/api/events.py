@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
+from math import inf
 from typing import Annotated, Any
 
 import orjson
@@ -90,7 +91,7 @@ FRAME = {
                 STREAM: {"schema": {"$ref": "#/components/schemas/EventFrame"}},
             },
         },
-        204: {"description": "`Last-Event-ID` was the last one: do not come back"},
+        204: {"description": "the run has ended, and nothing comes after that event"},
     },
 )
 async def events(
@@ -110,12 +111,13 @@ async def events(
             return json_answer(first)
         return Streamed(_listed(here, run_id, first), media_type=JSON)
     waits(request)
-    run = await here.commands.get_run(
-        run_id, nodes=False
-    )  # or `NotFound`, before the stream begins
-    came_back = last_event_id and run["finished_at"] is not None
-    # Compared with the run itself: its last events may not be in the list yet.
-    if came_back and await here.commands.last_seq(run_id) <= after:
+    # Or `NotFound`, before the stream begins.
+    run = await here.commands.summary(run_id, max_result_bytes=0)
+    ended = run["finished_at"] is not None
+    # Compared with the run itself: its last events may not be in the list yet. One that goes on is
+    # read because it may be damaged.
+    last = await here.commands.last_seq(run_id) if after or not ended else inf
+    if ended and last <= after:
         # A browser comes back whenever a stream ends; 204 says not to.
         return Response(status_code=204)
     return live(here, here.commands.watch(run_id, after), b"events of a run", MAX_QUEUED_EVENTS)

@@ -8,6 +8,7 @@ seen it. Imported on first use: httpx2 is the extra `http` and takes a third of 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import random
 import re
 import time
@@ -39,6 +40,7 @@ from dovetail.core.errors import (
     StoreLost,
     one_line,
 )
+from dovetail.engine.idempotency import MAX_KEY_LENGTH, check_key
 
 FIRST_SECONDS = 3.0
 """So long is a server looked for that has never answered: the address may be wrong."""
@@ -155,7 +157,7 @@ class ServerConnection:
         if body is not None:
             headers["Content-Type"] = form
         if key is not None:
-            headers["Idempotency-Key"] = key if _PLAIN.fullmatch(key) else quote(key, safe="")
+            headers["Idempotency-Key"] = _key_header(key)
         repeatable = repeatable or method != "POST"
         tries = _Tries(self)
         while True:
@@ -175,6 +177,8 @@ class ServerConnection:
                     raise self._unknown(method, path, error) from None
                 await tries.unreachable(error)
                 continue
+            except httpx2.InvalidURL:
+                raise _too_long() from None
             self._answered = True
             if answer.is_success:
                 return answer
@@ -248,6 +252,8 @@ class ServerConnection:
                 continue
             except httpx2.RequestError as error:
                 await tries.unreachable(error)
+            except httpx2.InvalidURL:
+                raise _too_long() from None
             # An orderly end is that of the run or of the server: the next connection shows which.
             resumes = True
             quiet = 0 if came else quiet + 1
@@ -369,6 +375,24 @@ class _Tries:
             return False
         await asyncio.sleep(pause)
         return True
+
+
+def _key_header(key: str) -> str:
+    """An idempotency key as a header can carry it. Raises `InvalidParams` for what is no key."""
+    check_key(key)
+    if _PLAIN.fullmatch(key):
+        return key
+    quoted = quote(key, safe="")
+    if len(quoted) <= MAX_KEY_LENGTH:
+        return quoted
+    # 255 characters of another script are up to 3,060 when they are quoted, and the server takes
+    # 255: the digest stands for them, always the same one.
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def _too_long() -> InvalidParams:
+    """httpx2 takes an address of at most 64 KiB; all else that it could refuse is quoted."""
+    return InvalidParams([Problem("too_large", "the values are too long for an address", "")])
 
 
 def _pause(count: int) -> float:

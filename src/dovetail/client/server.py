@@ -31,6 +31,7 @@ from dovetail.core.errors import (
     Problem,
     shown,
 )
+from dovetail.core.feed import FeedPosition
 from dovetail.core.outputs import looks_like_a_reference
 from dovetail.core.states import NodeStatus
 from dovetail.core.values import NotJson, encode
@@ -58,6 +59,8 @@ DELETE_SIZE = 8
 JSON, YAML = "application/json", "application/yaml"
 MAX_BODY_BYTES = 1 << 30
 """The server sets the limit; this one protects the memory here."""
+MAX_PATH_LENGTH = 1 << 15
+"""In characters, quoted: nothing has so long a name, and httpx2 takes an address of 64 KiB."""
 
 
 @asynccontextmanager
@@ -315,12 +318,21 @@ class RemoteEngine:
         wanted = asdict(query)
         del wanted["max_result_bytes"]
         page = await self._get(at("runs"), **wanted)
-        for run in page["items"]:
-            # A page has room for small results; each other one is fetched by itself.
-            if query.max_result_bytes is None and looks_like_a_reference(run["result"]):
-                path = at("runs", run["run_id"], "result")
-                run["result"] = await self._connection.call("GET", path, query={"partial": "true"})
+        if query.max_result_bytes is None:
+            found = [run for run in page["items"] if await self._has_result(run)]
+            page["items"] = found
         return page
+
+    async def _has_result(self, run: dict[str, Any]) -> bool:
+        """Whether the run is still there. A page has room for small results only: a large one is
+        fetched by itself."""
+        if looks_like_a_reference(run["result"]):
+            path = at("runs", run["run_id"], "result")
+            try:
+                run["result"] = await self._connection.call("GET", path, query={"partial": "true"})
+            except NotFound:  # deleted since the page was read
+                return False
+        return True
 
     async def run_counts(self, *, workflow: str | None = None, hours: int = 24) -> dict[str, Any]:
         return await self._get(at("run-counts"), workflow=workflow, hours=hours)
@@ -357,6 +369,8 @@ class RemoteEngine:
                 yield event
 
     async def feed(self, after: str | None = None) -> AsyncGenerator[dict[str, Any]]:
+        if after is not None:
+            FeedPosition.parse(after)  # no header can carry every text
         feed = self._connection.feed(at("events"), after)
         async with aclosing(cast("AsyncGenerator[dict[str, Any]]", feed)):
             async for event in feed:
@@ -576,7 +590,10 @@ def at(*names: str) -> str:
     """A path below the API's. Raises `NotFound` for what no path can name."""
     if "" in names or "." in names or ".." in names:
         raise NotFound(f"nothing is called {shown(next(n for n in names if n in ('', '.', '..')))}")
-    return "/api/v1/" + "/".join(quote(name, safe="") for name in names)
+    path = "/api/v1/" + "/".join(quote(name, safe="") for name in names)
+    if len(path) > MAX_PATH_LENGTH:
+        raise NotFound(f"nothing is called {shown(max(names, key=len))}")
+    return path
 
 
 def _without(seen: Seen | None, actor: str | None) -> None:

@@ -609,11 +609,11 @@ class BaseRecords(ABC):
         """Raises `NotFound`."""
 
     async def receipt(self, run_id: str) -> dict[str, Any]:
-        return receipt_view(await self.summary(run_id))
+        return receipt_view(await self.summary(run_id, 0))  # it has no result
 
     async def entries(self, run_id: str, after: int = 0) -> list[JournalEntry] | None:
         """A run that lives in Redis has a log of events, and no journal of transitions."""
-        await self.summary(run_id)
+        await self.summary(run_id, 0)
         return None
 
     async def find_run(self, prefix: str) -> str:

@@ -340,7 +340,7 @@ class PostgresRecords(BaseRecords):
 
     async def receipt(self, run_id: str) -> dict[str, Any]:
         # Of our own, wherever else it may be looked for: here it is, whatever else is away.
-        return receipt_view(await PostgresRecords.summary(self, run_id))
+        return receipt_view(await PostgresRecords.summary(self, run_id, 0))
 
     async def events(
         self, run_id: str, after: int = 0, limit: int | None = None

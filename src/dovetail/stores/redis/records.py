@@ -63,7 +63,14 @@ from dovetail.stores.records import (
     workflow_item,
 )
 from dovetail.stores.redis.accepted import RedisAcceptedRuns
-from dovetail.stores.redis.codec import all_keys_of, event_of, keys_of, run_error, source
+from dovetail.stores.redis.codec import (
+    MapCounts,
+    all_keys_of,
+    event_of,
+    keys_of,
+    run_error,
+    source,
+)
 from dovetail.stores.redis.definitions import definition, definition_key, stored_graph
 from dovetail.stores.redis.feed import trim_feed
 from dovetail.stores.redis.limits import RedisLimits, change_row, encode_author, open_json
@@ -422,11 +429,19 @@ class RedisRecords(BaseRecords):
         if most is None:
             kept = await self._redis.call("HMGET", out, *places)
         else:
-            kept = (await self._outputs.first({run_id: places}, most))[run_id].outputs
+            # Items first: a list of them may be larger than memory.
+            lists = await self._sizes_of_lists(run_id, graph, places)
+            room = most - sum(lists.values())
+            small = room >= 0 and (await self._outputs.first({run_id: places}, room))[run_id]
+            kept = small.outputs if small else []
             if len(kept) < len(places):
                 sizes = await self._redis.call_many([("HSTRLEN", out, place) for place in places])
+                size = sum(
+                    lists.get(at) or size or len("null")
+                    for at, size in zip(places, sizes, strict=True)
+                )
                 names = 0 if single else sum(len(graph.nodes[at].id) + 4 for at in places) + 1
-                return OutputReference(sum(sizes) + names, None)
+                return OutputReference(size + names, None)
         for at, place in enumerate(places):
             if kept[at] is None and graph.nodes[place].for_each is not None:
                 kept[at] = await self._list_of(run_id, place)
@@ -434,6 +449,24 @@ class RedisRecords(BaseRecords):
         if single:
             return found[0]
         return {graph.nodes[at].id: value for at, value in zip(places, found, strict=True)}
+
+    async def _sizes_of_lists(
+        self, run_id: str, graph: Graph, places: Sequence[int]
+    ) -> dict[int, int]:
+        """How many bytes the outputs of these mapped nodes have, of those that are completed."""
+        mapped = [place for place in places if graph.nodes[place].for_each is not None]
+        if not mapped:
+            return {}
+        nodes, maps = keys_of(run_id)[1], keys_of(run_id)[7]
+        asked: list[Command] = [("HMGET", nodes, *mapped), ("HMGET", maps, *mapped)]
+        states, texts = await self._redis.call_many(asked)
+        counts = {
+            place: MapCounts.parse(text)
+            for place, state, text in zip(mapped, states, texts, strict=True)
+            if text is not None and state is not None and state.startswith(b"C")
+        }
+        # What a fork reused is kept as one output, like that of any other node.
+        return {place: one.output_size for place, one in counts.items() if not one.is_reused}
 
     async def _list_of(self, run_id: str, index: int) -> bytes | None:
         """The output of a mapped node, if it is completed."""
