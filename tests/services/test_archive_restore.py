@@ -17,6 +17,7 @@ from dovetail.core.run import Phase, RunState
 from dovetail.core.states import NodeStatus, RunStatus
 from dovetail.core.step import restore
 from dovetail.core.transitions import Cancel, Complete, Dispatch, Fail, Park, Retry, Submit
+from dovetail.engine.distributed.archiver import ArchiveWriter, RunSnapshot
 from dovetail.engine.distributed.publisher import Publisher
 from dovetail.engine.ports import Author
 from dovetail.redis_client.pipelined import PipelinedRedis
@@ -722,6 +723,36 @@ class TestARestoredAtMostOnceNode:
         await world.do(run_id, "b")
         assert [name for name, _ in sent] == ["a", "b", "c"]
         assert dict(sent)["b"]
+
+    async def test_is_recorded_although_another_archiver_writes_the_run_at_the_same_time(
+        self, world: World
+    ) -> None:
+        """As two orchestrators do that publish items of one mapped node. What the other one has
+        written may be less than this one has seen, or more."""
+        run_id = await world.begin(graph({name: {**ONCE} for name in "abcd"}))
+        first, other = (
+            world.writer,
+            ArchiveWriter(world.snapshots, world.hints, world.archive, world.clock),
+        )
+        assert await first.record([run_id])
+        raced = iter("ab")
+
+        class Raced:
+            """Another archiver writes between the reading and the writing of this one."""
+
+            async def write_many(self, snapshots: Sequence[RunSnapshot]) -> Any:
+                if (name := next(raced, None)) is not None:
+                    await world.start(run_id, name)
+                    assert await other.record([run_id])
+                return await world.archive.write_many(snapshots)
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(world.archive, name)
+
+        first.archive = Raced()  # type: ignore[assignment]
+        await world.start(run_id, "c")
+        assert await first.record([run_id])
+        await world.assert_archived(run_id)
 
     async def test_is_still_sent_while_the_archive_is_unavailable(self, world: World) -> None:
         asked: list[Sequence[str]] = []
