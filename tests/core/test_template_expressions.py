@@ -470,6 +470,19 @@ def test_work_is_bounded_even_if_the_result_is_small() -> None:
         parsed(heavy).render(scope, 100_000)
 
 
+@pytest.mark.parametrize(
+    "picking",
+    ["params.big|map(attribute='i')", "params.big|selectattr('pad')|map(attribute='i')|list"],
+)
+def test_what_is_picked_from_a_long_list_costs_its_own_size(picking: str) -> None:
+    """The output of a mapped node may have far more bytes than a config."""
+    pad = "x" * (1 << 20)
+    scope = Values(params={"big": [{"i": n, "pad": pad} for n in range(60)]})
+    assert parsed(f"{{{{ {picking} }}}}").render(scope, 1 << 20) == list(range(60))
+    with pytest.raises(TooLarge):
+        parsed("{{ params.big|map(attribute='pad') }}").render(scope, 1 << 20)
+
+
 def test_a_value_that_is_not_json_is_an_error_of_the_template() -> None:
     scope = Values(params={"x": [2**70], "y": object()})
     with pytest.raises(TemplateError, match="not JSON"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -11,10 +12,12 @@ import pytest
 from dovetail.config import Settings
 from dovetail.core.audit.event_check import audit
 from dovetail.core.errors import NotFound
-from dovetail.core.run import Phase
+from dovetail.core.events import Token
+from dovetail.core.run import Phase, RunState
 from dovetail.core.states import NodeStatus, RunStatus
 from dovetail.core.step import restore
-from dovetail.core.transitions import Cancel, Complete, Fail, Park, Retry, Submit
+from dovetail.core.transitions import Cancel, Complete, Dispatch, Fail, Park, Retry, Submit
+from dovetail.engine.distributed.archiver import ArchiveWriter, RunSnapshot
 from dovetail.engine.distributed.publisher import Publisher
 from dovetail.engine.ports import Author
 from dovetail.redis_client.pipelined import PipelinedRedis
@@ -22,7 +25,13 @@ from dovetail.stores.redis import staging
 from dovetail.stores.redis.archive import RedisSnapshots
 from dovetail.stores.redis.codec import keys_of
 from dovetail.stores.redis.limits import RedisLimits
-from dovetail.wiring.distributed import ARCHIVE, commanding
+from dovetail.wiring.distributed import (
+    ARCHIVE,
+    ARCHIVE_CHECK_SECONDS,
+    _announce_archive,
+    commanding,
+    connected,
+)
 
 from ..contracts.stores import read
 from .archive_world import (
@@ -513,6 +522,31 @@ class TestRestoring:
                 while await limits.all() != {"slow": (0.5, 1)}:
                     await asyncio.sleep(0.02)
 
+    async def test_every_orchestrator_forgets_its_lists_when_redis_was_emptied(
+        self, redis_url: str, postgres_url: str
+    ) -> None:
+        """Connections stay when Redis is only flushed. The first orchestrator to notice sets the
+        key again; the others learn of the loss all the same."""
+        settings = Settings(redis_url=redis_url, database_url=postgres_url)
+        async with AsyncExitStack() as stack:
+            all_parts = [await stack.enter_async_context(connected(settings)) for _ in range(3)]
+            pipe = all_parts[0].pipe
+            for parts in all_parts:
+                assert parts.archive is not None
+                announcing = asyncio.create_task(_announce_archive(parts, parts.archive.restorer))
+                stack.callback(announcing.cancel)
+            await asyncio.sleep(2 * ARCHIVE_CHECK_SECONDS)
+            run, token = RunState("r", graph(DIAMOND), {}, 1.0), Token(1, 1, 1)
+            order = Dispatch(run, 0, token)
+            for parts in all_parts:
+                parts.renderer.keep_list(order, [1, 2])
+            await asyncio.sleep(2 * ARCHIVE_CHECK_SECONDS)
+            assert all(parts.renderer.kept_list(order) for parts in all_parts)
+            await pipe.call("FLUSHALL")
+            async with asyncio.timeout(10):
+                while any(parts.renderer.kept_list(order) for parts in all_parts):
+                    await asyncio.sleep(0.02)
+
     async def test_a_large_run_is_restored_in_parts(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -689,6 +723,36 @@ class TestARestoredAtMostOnceNode:
         await world.do(run_id, "b")
         assert [name for name, _ in sent] == ["a", "b", "c"]
         assert dict(sent)["b"]
+
+    async def test_is_recorded_although_another_archiver_writes_the_run_at_the_same_time(
+        self, world: World
+    ) -> None:
+        """As two orchestrators do that publish items of one mapped node. What the other one has
+        written may be less than this one has seen, or more."""
+        run_id = await world.begin(graph({name: {**ONCE} for name in "abcd"}))
+        first, other = (
+            world.writer,
+            ArchiveWriter(world.snapshots, world.hints, world.archive, world.clock),
+        )
+        assert await first.record([run_id])
+        raced = iter("ab")
+
+        class Raced:
+            """Another archiver writes between the reading and the writing of this one."""
+
+            async def write_many(self, snapshots: Sequence[RunSnapshot]) -> Any:
+                if (name := next(raced, None)) is not None:
+                    await world.start(run_id, name)
+                    assert await other.record([run_id])
+                return await world.archive.write_many(snapshots)
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(world.archive, name)
+
+        first.archive = Raced()  # type: ignore[assignment]
+        await world.start(run_id, "c")
+        assert await first.record([run_id])
+        await world.assert_archived(run_id)
 
     async def test_is_still_sent_while_the_archive_is_unavailable(self, world: World) -> None:
         asked: list[Sequence[str]] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections import Counter
 from typing import Any
 
@@ -16,7 +17,9 @@ from dovetail.core.events import Token
 from dovetail.core.run import RunState
 from dovetail.core.states import RunStatus
 from dovetail.core.transitions import Cancel, Complete, Retry, Submit
+from dovetail.engine.ports import Task
 from dovetail.transports.messages import read_task
+from dovetail.wiring.distributed import ServiceParts
 
 from .test_distributed import LEASE, Services, ended, graph, parts_of, services
 
@@ -167,6 +170,47 @@ async def test_a_repeated_or_late_result_of_an_item_counts_once(
         assert refused.events[0].node == "each[3]"
         check(await parts.store.load("r"), 30)
         assert run.seq + 1 == (await parts.store.load("r")).seq
+
+
+async def list_made(parts: ServiceParts, values: list[int]) -> list[Task]:
+    """A run with a mapped node whose list is this output of another node; its items that began."""
+    each = {"dependencies": ["first"], "for_each": {"items": "{{ first.n }}", "max_concurrency": 1}}
+    flow = graph({"first": {}, "each": {**each, "config": {"of": ["{{ item }}"]}}})
+    await parts.orchestrator.submit(Submit("r", flow, {}))
+    await complete(parts, await started(parts), {"n": values})
+    return await started(parts)
+
+
+async def started(parts: ServiceParts) -> list[Task]:
+    """The tasks on the stream that may start, claimed."""
+    entries = await parts.pipe.call("XRANGE", "tasks:work", "-", "+")
+    tasks = [read_task(fields) for _, fields in entries]
+    now = time.time()
+    granted = await parts.store.claim(tasks, "w", now + 60, now)
+    await parts.pipe.call("DEL", "tasks:work")
+    return [task for task, mine in zip(tasks, granted, strict=True) if mine]
+
+
+async def complete(parts: ServiceParts, tasks: list[Task], output: Any) -> None:
+    results = [Complete(task.run_id, task.node_id, task.token, output) for task in tasks]
+    await parts.orchestrator.apply(results)
+
+
+async def test_items_are_of_the_list_that_was_made_again_after_redis_was_emptied(
+    redis_url: str,
+) -> None:
+    """One orchestrator remembers the list of the run before the loss, another makes its items."""
+    async with parts_of(redis_url) as one, parts_of(redis_url) as other:
+        assert [task.item for task in await list_made(one, [1, 2, 3])] == [1]
+        await other.pipe.call("FLUSHALL")
+        await other.pipe.call("CLIENT", "KILL", "TYPE", "normal")  # as a restart does
+        items = await list_made(other, [10, 20, 30])
+        assert [(task.item, task.config) for task in items] == [(10, {"of": [10]})]
+        await complete(one, items, {"n": 11})
+        items = await started(one)
+        assert [(task.item, task.config) for task in items] == [(20, {"of": [20]})]
+        await complete(one, items, {"n": 21})
+        assert [task.item for task in await started(one)] == [30]
 
 
 async def test_a_retry_reruns_only_the_items_that_did_not_complete(

@@ -30,7 +30,7 @@ from dovetail.core.run import RunState
 from dovetail.core.transitions import Stop
 from dovetail.engine.cache import NodeCache
 from dovetail.engine.clock import Clock, StoreClock
-from dovetail.engine.commands import Commands
+from dovetail.engine.commands import Commands, new_id
 from dovetail.engine.distributed.archiver import ArchiveEntry, Archiver, ArchiveWriter, Restorer
 from dovetail.engine.distributed.deletion import ArchiveRetention, RunDeleter
 from dovetail.engine.distributed.orchestrator import (
@@ -198,6 +198,7 @@ class ServiceParts:
     orchestrator: DistributedOrchestrator
     clock: StoreClock
     sender: StreamSender
+    renderer: TaskRenderer
     archive: ArchiveParts | None
     feed: RedisFeed
 
@@ -226,7 +227,11 @@ async def connected(
         ends = await stack.enter_async_context(RunFinishedListener(_url(settings)))
         sender = await stack.enter_async_context(_sender(settings, pipe, clock))
         traced = sender if listener is None else listener.sender(sender, partial(callers_of, pipe))
-        renderer = TaskRenderer(max_config_size=settings.max_config_bytes, has_archive=has_archive)
+        renderer = TaskRenderer(
+            max_config_size=settings.max_config_bytes,
+            has_archive=has_archive,
+            breaks=lambda: pipe.breaks,
+        )
         ahead = None
         if traced is sender and sender.sends_ahead and pipe.keeps_order:
             ahead = SpeculativeDispatch(renderer.render_ahead, sender.sending)
@@ -284,7 +289,7 @@ async def connected(
         archive = None
         if writer is not None and pool is not None:
             archive = _archive(settings, apart, pool, writer, orchestrator)
-        yield ServiceParts(pipe, store, orchestrator, clock, sender, archive, feed)
+        yield ServiceParts(pipe, store, orchestrator, clock, sender, renderer, archive, feed)
 
 
 async def _older_run(store: RedisStore, archive: PostgresArchive | None, run_id: str) -> RunState:
@@ -506,11 +511,18 @@ async def _trim_feed(parts: ServiceParts) -> None:
 
 async def _announce_archive(parts: ServiceParts, restorer: Restorer) -> None:
     """Keep the key that says that there is an archive. Without it Redis was emptied or has lost
-    writes: limits that were set may be gone, so they are restored before the key is set."""
+    writes: limits that were set may be gone, so they are restored before the key is set. Its value
+    is another one each time, so that every orchestrator learns of the loss."""
+    known = None
     while True:
-        if not await parts.pipe.call("EXISTS", ARCHIVE):
+        found = await parts.pipe.call("GET", ARCHIVE)
+        if found is None:
             await restorer.restore_limits()
-            await parts.pipe.call("SET", ARCHIVE, "1")
+            found = new_id().encode()
+            await parts.pipe.call("SET", ARCHIVE, found)
+        if found != known:
+            known = found
+            parts.renderer.forget_lists()
         await asyncio.sleep(ARCHIVE_CHECK_SECONDS)
 
 

@@ -196,6 +196,9 @@ RETIRE_SECONDS = 30.0
 FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 0.25, 2.0
 MAX_HEADS = 10_000
 KEEP_SECONDS = 1.0
+MAX_RECORD_TRIES = 8
+"""Against other archivers that write the same run; within KEEP_SECONDS."""
+RECORD_PAUSE_SECONDS = 0.02
 ALL_EVENTS = 1 << 53
 
 log = logging.getLogger("dovetail.archive")
@@ -348,11 +351,19 @@ class ArchiveWriter:
 
     async def record(self, run_ids: Sequence[str]) -> bool:
         """Bring the archive up to these runs now; False if it is away or takes too long."""
+        left = list(run_ids)
         try:
             async with asyncio.timeout(KEEP_SECONDS):
-                return set(run_ids) <= (await self.bring(run_ids, logs=False)).complete
+                for _ in range(MAX_RECORD_TRIES):
+                    complete = (await self.bring(left, logs=False)).complete
+                    left = [run_id for run_id in left if run_id not in complete]
+                    if not left:
+                        return True
+                    # Another archiver wrote at the same time, maybe less than this one has seen.
+                    await asyncio.sleep(random.uniform(0.0, RECORD_PAUSE_SECONDS))  # noqa: S311
         except (StoreError, TimeoutError):
-            return False
+            pass
+        return False
 
     async def bring(self, run_ids: Sequence[str], *, logs: bool = True) -> Brought:
         """Bring the archive up to these runs, without their logs if a caller waits for it."""

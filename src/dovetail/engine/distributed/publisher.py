@@ -54,15 +54,34 @@ class TaskRenderer:
     """Makes the task of a published node from the node's config and the outputs that it reads."""
 
     def __init__(
-        self, *, max_config_size: int = MAX_CONFIG_SIZE, has_archive: bool = False
+        self,
+        *,
+        max_config_size: int = MAX_CONFIG_SIZE,
+        has_archive: bool = False,
+        breaks: Callable[[], int] = int,
     ) -> None:
+        """`breaks`: how often the connection to the store was lost."""
         self._max_config_size = max_config_size
         self._has_archive = has_archive
+        self._breaks = breaks
+        self._kept_since = breaks()
         self._lists: OrderedDict[tuple[str, int, int], ItemList] = OrderedDict()
         """The lists of mapped nodes that were rendered last, by run, node and epoch."""
 
+    def forget_lists(self) -> None:
+        """The store has lost writes. A node may return another list when it runs again, and
+        another process may then make the items."""
+        self._lists.clear()
+
+    def _forget_after_break(self) -> None:
+        """After a break the store may have come back without its last writes."""
+        if (breaks := self._breaks()) != self._kept_since:
+            self._kept_since = breaks
+            self.forget_lists()
+
     def keep_list(self, order: Dispatch, values: Sequence[Any]) -> ItemList:
         """Keep the list of a mapped node for its items."""
+        self._forget_after_break()
         params: dict[str, Any] | None = order.run.params
         if len(orjson.dumps(params)) > MAX_ITEM_PARAMS:
             params = None
@@ -73,6 +92,7 @@ class TaskRenderer:
 
     def kept_list(self, order: Dispatch) -> ItemList | None:
         """The list of an item's node, if it is known here."""
+        self._forget_after_break()
         key = _list_key(order)
         if key not in self._lists:
             return None
