@@ -437,6 +437,23 @@ def test_a_workflow_without_a_schema_takes_any_object(server: Server, open_page:
     expect(page.get_by_text("The run completed")).to_be_visible()
 
 
+def test_params_may_be_called_as_what_every_object_has(server: Server, open_page: OpenPage) -> None:
+    names = ("constructor", "toString", "__proto__")
+    schema = {"type": "object", "properties": {name: {"type": "string"} for name in names}}
+    definition = {"name": named("own"), "params": schema, "nodes": [node("a", "gives")]}
+    page = open_page(f"{server.url}/#/workflows/{server.client().register(definition)}")
+    for name in names:
+        field = page.get_by_label(re.compile(f"^{name} string"))
+        expect(field).to_have_value("")
+        field.fill(f"of {name}")
+    page.get_by_role("button", name="Trigger", exact=True).click()
+    expect(page.get_by_text("The run completed")).to_be_visible()
+    made = page.url.rpartition("/")[2]
+    assert server.client().get(f"/runs/{made}")["params"] == {name: f"of {name}" for name in names}
+    page.get_by_role("link", name="Trigger again…").click()
+    expect(page.get_by_label(re.compile("^__proto__ string"))).to_have_value("of __proto__")
+
+
 # ── the editor ───────────────────────────────────────────────────────────────────────────
 
 
