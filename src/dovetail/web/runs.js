@@ -1,6 +1,6 @@
 // All runs, newest first, live. Filters are in the address.
 import { html, useEffect, useMemo, useRef, useState } from "./html.js";
-import { get, newKey, onRunEvents, path, pause, post, reread, withQuery } from "./api.js";
+import { calmly, get, newKey, onRunEvents, path, post, reread, withQuery } from "./api.js";
 import { link, setQuery, go } from "./route.js";
 import { Elapsed, Empty, Heads, Loading, RUN_STATES, Rows, STATES, State, Time, Trouble, TypedInput, WriteButton, moment, useNarrow } from "./ui.js";
 
@@ -22,23 +22,6 @@ function between({ time, after, before }) {
 function asTime(text) {
   const time = text ? new Date(text) : null;
   return time && !Number.isNaN(time.getTime()) ? time.toISOString() : undefined;
-}
-
-// Calls `act` soon, and once more if it is called meanwhile.
-function calmly(act, ms, signal) {
-  let busy = false;
-  let again = false;
-  return async function ask() {
-    again = true;
-    if (busy) return;
-    busy = true;
-    while (again && !signal.aborted) {
-      again = false;
-      await act();
-      await pause(ms, signal);
-    }
-    busy = false;
-  };
 }
 
 function useRuns(query) {
