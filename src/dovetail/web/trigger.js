@@ -53,11 +53,12 @@ function textOf(value, { kind }) {
 function valueOf(text, { kind, schema }) {
   if (text === undefined || text === "") return undefined;
   if (kind === "string") return text;
+  if (text.trim() === "") return undefined;
   if (kind === "choice") return choicesOf(schema).find((one) => JSON.stringify(one) === text);
   if (kind === "boolean") return text === "true";
   if (kind === "json") return parsed(text);
   const number = Number(text);
-  if (Number.isNaN(number)) return text;
+  if (!Number.isFinite(number)) return text; // JSON has no infinity, it would be null
   if (Number.isInteger(number) && !Number.isSafeInteger(number)) throw new Error("A browser cannot send a whole number of this size exactly: use the command line.");
   return number;
 }
@@ -258,7 +259,11 @@ export function TriggerForm({ workflow, query, versions, recent }) {
   };
   const submit = async (event) => {
     event.preventDefault();
-    if (Object.keys(wrong).length) return setFound({ error: null, byField: wrong });
+    const toWrong = () => requestAnimationFrame(() => form.current?.querySelector("[aria-invalid]")?.focus());
+    if (Object.keys(wrong).length) {
+      setFound({ error: null, byField: wrong });
+      return toWrong();
+    }
     setBusy(true);
     setFound({ error: null, byField: byName() });
     try {
@@ -276,10 +281,10 @@ export function TriggerForm({ workflow, query, versions, recent }) {
       const isElsewhere = rest.length > 0 || Object.keys(byField).length === 0;
       setFound({ error: isElsewhere ? Object.assign(new Error(error.message), { errors: rest }) : null, byField });
       setBusy(false);
-      return requestAnimationFrame(() => form.current?.querySelector("[aria-invalid]")?.focus());
+      return toWrong();
     }
   };
-  const shown = byName(wrong, found.byField);
+  const shown = byName(found.byField, wrong);
   return html`<form class="trigger" ref=${form} onSubmit=${submit} noValidate aria-label="Trigger a run">
     <header><h2>Trigger a run</h2><span class="grow"></span>
       <${VersionChoice} versions=${versions} aliases=${aliases} current=${query.version} /></header>
