@@ -357,6 +357,11 @@ def test_selected_runs_are_retried_together_and_each_outcome_is_shown(
     expect(page.get_by_text("1 of 2 retried")).to_be_visible()
     page.get_by_role("link", name="Back to the list").click()
     expect(page.get_by_role("heading", name="Runs", exact=True)).to_be_visible()
+    # Also when the browser has no room to keep it over a reload.
+    page.evaluate("() => { Storage.prototype.setItem = () => { throw new Error('full'); }; }")
+    page.get_by_label(f"Select run {done}").check()
+    page.get_by_role("group", name="Selected runs").get_by_role("button", name="Cancel").click()
+    expect(page.get_by_text("0 of 1 cancelled")).to_be_visible()
 
 
 def test_new_runs_and_counts_come_into_an_open_list_without_a_reload(

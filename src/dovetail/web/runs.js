@@ -161,8 +161,22 @@ const OUTCOMES = "dovetail.outcomes.";
 const VERBS = { retry: ["Retried", "retried"], cancel: ["Cancelled", "cancelled"] };
 const outcomeWords = (one) => (one.ok ? VERBS[one.verb][1] : one.error?.message ?? `not ${VERBS[one.verb][1]}`);
 
-// What became of each run is kept in this tab, so that its address can be loaded again.
+// What became of each run is kept in this tab, so that its address can be loaded again. If the
+// browser has no more room, it is kept until the page is left.
+const unsaved = new Map();
+
+function keep(outcome) {
+  const key = newKey().slice(0, 8);
+  try {
+    sessionStorage.setItem(OUTCOMES + key, JSON.stringify(outcome));
+  } catch {
+    unsaved.set(key, outcome);
+  }
+  return key;
+}
+
 function kept(key) {
+  if (unsaved.has(key)) return unsaved.get(key);
   try {
     return JSON.parse(sessionStorage.getItem(OUTCOMES + key));
   } catch {
@@ -178,10 +192,9 @@ function Bulk({ chosen, clear, query }) {
     setError(null);
     try {
       const { items } = await post(`/runs/${verb}`, { run_ids: [...chosen].slice(0, 1000) });
-      const key = newKey().slice(0, 8);
-      sessionStorage.setItem(OUTCOMES + key, JSON.stringify({ verb, items }));
+      const outcome = keep({ verb, items });
       clear();
-      go(["runs"], { ...query, outcome: key });
+      go(["runs"], { ...query, outcome });
     } catch (problem) {
       setError(problem);
     }
