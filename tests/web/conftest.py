@@ -54,6 +54,11 @@ def picky(config, ctx):
     return config["item"]
 
 @handler
+async def lingers(config, ctx):
+    await asyncio.sleep(0.02)
+    return picky(config, ctx)
+
+@handler
 def shaky(config, ctx):
     if not Path(config["file"]).exists():
         raise RuntimeError(f"attempt {ctx.attempt} breaks")

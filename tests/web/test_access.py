@@ -255,6 +255,7 @@ def test_with_a_token_that_reads_no_button_writes_and_each_says_why(
             f"runs/{run}/nodes?node=fetch": ["Retry from here…", "Fork from here…", "Fork…"],
             f"runs/{running}": ["Cancel…", "Fork…"],
             f"workflows/{workflow}": ["Trigger", "Roll back to v1…", "New alias…"],
+            f"workflows/{workflow}?rollback=2": ["Roll back to v1"],
             f"editor?workflow={workflow}": ["Try run…", "Register"],
             f"batches/{batch}": ["Retry 1 failed"],
             "operations/limits": ["Save"],

@@ -46,6 +46,22 @@ def test_the_items_of_a_node_are_counted_and_listed_failed_ones_first(
     expect(page.get_by_role("link", name="each, completed")).to_contain_text("120 / 121, 1 failed")
 
 
+def test_a_failed_item_is_listed_while_others_go_on(server: Server, open_page: OpenPage) -> None:
+    items: list[Any] = [*[0] * 200, "bad", *[0] * 2000]
+    run_id = started(server, [mapped(items, "lingers", max_concurrency=4, max_failures=1)])
+    page = open_page(f"{server.url}/#/runs/{run_id}/nodes?node=each")
+    table = page.locator(".items")
+    expect(table.get_by_role("button", name="More items")).to_be_visible()
+    table.get_by_role("button", name="More items").click()
+    expect(table.locator(".item")).to_have_count(100)
+    expect(table.locator(".item").first).to_contain_text("each[200]")
+    expect(table.locator(".item")).to_have_count(101)
+    api = server.client()
+    assert api.get(f"/runs/{run_id}")["status"] == "RUNNING"
+    api.post(f"/runs/{run_id}/cancel")
+    expect(table.get_by_role("button", name=re.compile("cancelled"))).to_be_visible()
+
+
 def test_a_run_that_failed_by_an_item_opens_on_that_item(
     server: Server, open_page: OpenPage
 ) -> None:

@@ -85,6 +85,14 @@ def test_a_parked_node_starts_when_its_limit_is_raised_on_the_page(
     expect(other.get_by_label("starts a second")).to_have_value("10")
 
 
+def test_a_tag_may_be_called_as_what_every_object_has(server: Server, open_page: OpenPage) -> None:
+    limit = {"rate_per_second": 1, "burst": 1}
+    assert server.client()("PUT", "/rate-limits/constructor", json=limit).status_code == 200
+    page = open_page(f"{server.url}/#/operations/limits")
+    form = page.get_by_role("form", name="Rate limit constructor")
+    expect(form).to_contain_text("no node is parked")
+
+
 def test_dead_letters_are_read_requeued_and_dropped(server: Server, open_page: OpenPage) -> None:
     page = open_page(f"{server.url}/#/operations/letters")
     expect(page.get_by_text("There are no dead letters.")).to_be_visible()

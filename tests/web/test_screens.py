@@ -60,6 +60,39 @@ def test_the_list_shows_runs_and_keeps_its_filters_in_the_address(
     expect(page.get_by_text("No run matches.")).to_be_visible()
 
 
+def test_what_is_typed_stays_while_the_list_is_live(server: Server, open_page: OpenPage) -> None:
+    api = server.client()
+    name = api.register({"name": f"typed-{uuid4().hex[:6]}", "nodes": [node("a", "gives")]})
+    page = open_page(server.url)
+    search = page.get_by_label("Search runs")
+    words = "a few words"
+    for sign in words:  # the list is drawn anew between the letters
+        search.press(sign)
+        api.post(f"/workflows/{name}/runs", {"params": {}})
+        page.wait_for_timeout(120)
+    expect(search).to_have_value(words)
+    expect(page).to_have_url(re.compile(r"q=a\+few\+words$"))
+    page.get_by_label("Workflow", exact=True).fill(name)
+    search.fill("other words")
+    expect(page).to_have_url(re.compile(r"q=other\+words"))
+    expect(page).to_have_url(re.compile(f"workflow={name}"))
+    page.go_back()
+    page.go_forward()
+    expect(search).to_have_value("other words")
+
+
+def test_a_time_that_is_emptied_can_be_written_anew(server: Server, open_page: OpenPage) -> None:
+    page = open_page(server.url)
+    page.get_by_label("Time", exact=True).select_option("between…")
+    after = page.get_by_label("Created after")
+    after.fill("")
+    expect(page).to_have_url(re.compile("time=own$"))
+    after.fill("2026-01-02T03:04")
+    expect(page).to_have_url(re.compile("time=own&after=2026-01-0"))
+    page.reload()
+    expect(after).to_have_value("2026-01-02T03:04")
+
+
 def test_a_run_is_watched_live_from_the_trigger_to_its_end(
     server: Server, open_page: OpenPage
 ) -> None:
@@ -324,6 +357,11 @@ def test_selected_runs_are_retried_together_and_each_outcome_is_shown(
     expect(page.get_by_text("1 of 2 retried")).to_be_visible()
     page.get_by_role("link", name="Back to the list").click()
     expect(page.get_by_role("heading", name="Runs", exact=True)).to_be_visible()
+    # Also when the browser has no room to keep it over a reload.
+    page.evaluate("() => { Storage.prototype.setItem = () => { throw new Error('full'); }; }")
+    page.get_by_label(f"Select run {done}").check()
+    page.get_by_role("group", name="Selected runs").get_by_role("button", name="Cancel").click()
+    expect(page.get_by_text("0 of 1 cancelled")).to_be_visible()
 
 
 def test_new_runs_and_counts_come_into_an_open_list_without_a_reload(

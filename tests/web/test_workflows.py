@@ -347,14 +347,24 @@ def test_what_the_server_finds_is_beside_its_field(server: Server, open_page: Op
     expect(form.locator(".wrong").last).to_contain_text("This is no JSON")
     form.get_by_role("button", name="Trigger").click()
     expect(form.get_by_label("tags")).to_have_attribute("aria-invalid", "true")
-    form.get_by_label("tags").fill("")
+    expect(form.get_by_label("tags")).to_be_focused()
+    form.get_by_label("tags").fill(" ")
+    form.get_by_label("count").fill("1e400")
+    form.get_by_role("button", name="Trigger").click()
+    expect(form.locator(".wrong").filter(has_text="1e400")).to_be_visible()
     form.get_by_label("who").fill("Ada")
     form.get_by_label("level").select_option("high")
     form.get_by_label("count").fill("9007199254740993")
     expect(form.locator(".wrong")).to_contain_text("exactly")
-    form.get_by_label("count").fill("2")
+    form.get_by_label("count").fill(" ")
     form.get_by_role("button", name="Trigger").click()
     expect(page.get_by_text("The run completed")).to_be_visible()
+    made = page.url.rpartition("/")[2]
+    assert server.client().get(f"/runs/{made}")["params"] == {
+        "who": "Ada",
+        "level": "high",
+        "count": 3,
+    }
 
 
 def test_a_form_is_prefilled_from_a_run_exactly(server: Server, open_page: OpenPage) -> None:
@@ -435,6 +445,23 @@ def test_a_workflow_without_a_schema_takes_any_object(server: Server, open_page:
     page.get_by_label("params").fill('{"a": {"b": 1}}')
     page.get_by_role("button", name="Trigger").click()
     expect(page.get_by_text("The run completed")).to_be_visible()
+
+
+def test_params_may_be_called_as_what_every_object_has(server: Server, open_page: OpenPage) -> None:
+    names = ("constructor", "toString", "__proto__")
+    schema = {"type": "object", "properties": {name: {"type": "string"} for name in names}}
+    definition = {"name": named("own"), "params": schema, "nodes": [node("a", "gives")]}
+    page = open_page(f"{server.url}/#/workflows/{server.client().register(definition)}")
+    for name in names:
+        field = page.get_by_label(re.compile(f"^{name} string"))
+        expect(field).to_have_value("")
+        field.fill(f"of {name}")
+    page.get_by_role("button", name="Trigger", exact=True).click()
+    expect(page.get_by_text("The run completed")).to_be_visible()
+    made = page.url.rpartition("/")[2]
+    assert server.client().get(f"/runs/{made}")["params"] == {name: f"of {name}" for name in names}
+    page.get_by_role("link", name="Trigger again…").click()
+    expect(page.get_by_label(re.compile("^__proto__ string"))).to_have_value("of __proto__")
 
 
 # ── the editor ───────────────────────────────────────────────────────────────────────────

@@ -25,9 +25,20 @@ function token() {
   return sessionStorage.getItem(TOKEN);
 }
 
+function fitsHeader(text) {
+  try {
+    return Boolean(new Headers({ Authorization: text }));
+  } catch {
+    return false;
+  }
+}
+
 export function useToken(given) {
+  // With a sign that no header can have, every call would fail before it is sent.
+  if (!fitsHeader(given)) return auth.set({ needed: true, wrong: true, generation: auth.get().generation });
   sessionStorage.setItem(TOKEN, given);
   auth.set({ needed: false, wrong: false, generation: auth.get().generation + 1 });
+  return undefined;
 }
 
 export function forgetToken() {
@@ -187,6 +198,23 @@ export const pause = (ms, signal) =>
     const timer = setTimeout(done, ms);
     signal?.addEventListener("abort", done);
   });
+
+// Calls `act` soon, and once more if it is called meanwhile.
+export function calmly(act, ms, signal) {
+  let busy = false;
+  let again = false;
+  return async function ask() {
+    again = true;
+    if (busy) return;
+    busy = true;
+    while (again && !signal.aborted) {
+      again = false;
+      await act();
+      await pause(ms, signal);
+    }
+    busy = false;
+  };
+}
 
 // Follows a stream of events until it has ended for good; comes back after a break where it was.
 // `onEvents` gets a list, all that came in one piece. Throws `Problem` for a refusal.

@@ -40,9 +40,9 @@ function Screen({ at }) {
   if (first === "editor") return html`<${Later} key=${`${at.query.workflow}@${at.query.version}`} load=${editor} part="EditorScreen" isScreen query=${at.query} />`;
   if (first === "operations") return html`<${Later} load=${operations} part="OperationsScreen" isScreen section=${second} />`;
   if (first === "batches" && second === undefined) return html`<${Later} key="batches" load=${batches} part="BatchesScreen" isScreen />`;
-  if (first === "batches") return html`<${Later} key=${second} load=${batches} part="BatchScreen" isScreen id=${second} query=${at.query} />`;
+  if (first === "batches") return html`<${Later} key=${`batch ${second}`} load=${batches} part="BatchScreen" isScreen id=${second} query=${at.query} />`;
   if (first === "documents" && second === undefined) return html`<${Later} key="documents" load=${documents} part="DocumentsScreen" isScreen query=${at.query} />`;
-  if (first === "documents") return html`<${Later} key=${second} load=${documents} part="ReviewScreen" isScreen id=${second} />`;
+  if (first === "documents") return html`<${Later} key=${`document ${second}`} load=${documents} part="ReviewScreen" isScreen id=${second} />`;
   return html`<main tabindex="-1"><h1>Not found</h1><${Empty}>There is no such screen. <a href=${link(["runs"])}>All runs</a><//></main>`;
 }
 

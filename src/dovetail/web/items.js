@@ -1,9 +1,11 @@
 // The items of a `for_each` node: counts, and a table that is read page by page, failed ones first.
-import { html, useEffect, useState } from "./html.js";
-import { get, path, withQuery } from "./api.js";
+import { html, useEffect, useRef, useState } from "./html.js";
+import { calmly, get, path, withQuery } from "./api.js";
 import { link, setQuery } from "./route.js";
 import { Elapsed, Empty, Json, Loading, STATES, State, Trouble } from "./ui.js";
 
+const PAGE = 50;
+const REFRESH_MS = 500;
 const FIRST = ["failed", "running", "pending", "cancelled", "completed"];
 
 export function itemsWords(items) {
@@ -16,42 +18,54 @@ export function itemsShort(items) {
   return `${items.completed.toLocaleString()} / ${items.total.toLocaleString()}${items.failed ? `, ${items.failed.toLocaleString()} failed` : ""}`;
 }
 
-// A page of the items in this state, or of all: then the failed ones come first.
+// The items in this state, or all: then the failed ones come first. They are read again while their
+// counts change, as far as they were read.
 function useItems(runId, node, status) {
   const [state, setState] = useState({ items: null, cursor: null, error: null });
   const where = path("runs", runId, "nodes", node.id, "items");
   const counts = JSON.stringify(node.items);
-  const read = (cursor, signal) => get(withQuery(where, { status, cursor }), signal);
+  const control = useRef(null);
+  const failures = useRef(0);
+  failures.current = node.items.failed;
   useEffect(() => {
     const leaving = new AbortController();
-    // The counts change with each item: read again, but not for each.
-    const timer = setTimeout(async () => {
-      try {
-        const failed = status || !node.items.failed ? { items: [] } : await get(withQuery(where, { status: "FAILED" }), leaving.signal);
-        const page = await read(null, leaving.signal);
-        const first = new Set(failed.items.map((one) => one.index));
-        setState({ items: [...failed.items, ...page.items.filter((one) => !first.has(one.index))], cursor: page.next_cursor, error: null });
-      } catch (error) {
-        if (!leaving.signal.aborted) setState((now) => ({ ...now, error }));
-      }
-    }, state.items ? 500 : 0);
-    return () => {
-      clearTimeout(timer);
-      leaving.abort();
+    const { signal } = leaving;
+    let known = { items: [], cursor: null }; // in the order of the list
+    let failed = [];
+    const show = () => {
+      const first = new Set(failed.map((one) => one.index));
+      setState({ items: [...failed, ...known.items.filter((one) => !first.has(one.index))], cursor: known.cursor, error: null });
     };
-  }, [where, status, counts]);
-  const more = async () => {
-    try {
-      const page = await read(state.cursor);
-      setState((now) => {
-        const known = new Set(now.items.map((one) => one.index));
-        return { items: [...now.items, ...page.items.filter((one) => !known.has(one.index))], cursor: page.next_cursor, error: null };
-      });
-    } catch (error) {
-      setState((now) => ({ ...now, error }));
+    const fail = (error) => signal.aborted || setState((now) => ({ ...now, error: error.status === 0 && now.items ? null : error }));
+    const read = (more) => get(withQuery(where, { status, ...more }), signal);
+    async function newest() {
+      try {
+        failed = status || !failures.current ? [] : (await get(withQuery(where, { status: "FAILED" }), signal)).items;
+        const page = await read({ limit: Math.max(PAGE, known.items.length) });
+        const last = page.items.at(-1)?.index ?? -1;
+        // Pages below the longest one that can be read at once stay.
+        const beyond = page.next_cursor === null ? [] : known.items.filter((one) => one.index > last);
+        known = { items: [...page.items, ...beyond], cursor: beyond.length ? known.cursor : page.next_cursor };
+        show();
+      } catch (error) {
+        fail(error);
+      }
     }
-  };
-  return { ...state, more };
+    async function more() {
+      try {
+        const page = await read({ cursor: known.cursor });
+        const last = known.items.at(-1)?.index ?? -1;
+        known = { items: [...known.items, ...page.items.filter((one) => one.index > last)], cursor: page.next_cursor };
+        show();
+      } catch (error) {
+        fail(error);
+      }
+    }
+    control.current = { refresh: calmly(newest, REFRESH_MS, signal), more };
+    return () => leaving.abort();
+  }, [where, status]);
+  useEffect(() => { control.current.refresh(); }, [where, status, counts]);
+  return { ...state, more: () => control.current.more() };
 }
 
 function Item({ runId, node, item }) {

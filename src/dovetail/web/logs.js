@@ -2,7 +2,7 @@
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
 import { download, follow, path, withQuery } from "./api.js";
 import { pieces } from "./ansi.js";
-import { Copy, Empty, NodeInput, Rows, Trouble, clock, useNarrow } from "./ui.js";
+import { Copy, Empty, NodeInput, Rows, Trouble, TypedInput, clock, useNarrow } from "./ui.js";
 
 const LINE_PX = 20;
 const MAX_LINES = 50000;
@@ -84,12 +84,6 @@ export function LogView({ runId, query, set, nodes, again, compact, wrap: wrapAt
   const [wrap, setWrap] = useState(Boolean(wrapAtFirst) || narrow);
   const [unsaved, setUnsaved] = useState(null);
   const withNode = !query.node;
-  const search = useRef(null);
-  const searched = (event) => {
-    clearTimeout(search.current);
-    const q = event.currentTarget.value;
-    search.current = setTimeout(() => set({ q }), 250);
-  };
   const leave = () => setFollowing(false);
   return html`<div class=${compact ? "log compact" : "log"}>
     <div class="bar">
@@ -100,7 +94,7 @@ export function LogView({ runId, query, set, nodes, again, compact, wrap: wrapAt
         <option value="">all</option>
         ${LEVELS.map((level) => html`<option value=${level}>${level.toLowerCase()}</option>`)}
       </select></label>
-      <input type="search" placeholder="Search the log" aria-label="Search the log" value=${query.q || ""} onInput=${searched} />`}
+      <${TypedInput} placeholder="Search the log" aria-label="Search the log" value=${query.q || ""} set=${(q) => set({ q })} />`}
       <label><input type="checkbox" checked=${following} onChange=${(e) => setFollowing(e.currentTarget.checked)} /> Follow</label>
       <label><input type="checkbox" checked=${wrap} onChange=${(e) => { setWrap(e.currentTarget.checked); set?.({ wrap: e.currentTarget.checked ? "1" : "" }); }} /> Wrap</label>
       <${Copy} text=${() => lines.map(plain).join("\n")} />

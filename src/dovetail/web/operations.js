@@ -142,10 +142,10 @@ function Limits() {
   const [more, setMore] = useState([]);
   const [tag, setTag] = useState("");
   const [problem, setProblem] = useState(null);
-  const parked = Object.fromEntries((queues.value?.parked ?? []).map((one) => [one.tag, one]));
+  const parked = new Map((queues.value?.parked ?? []).map((one) => [one.tag, one]));
   const set = limits.value?.items ?? [];
   const known = new Set(set.map((one) => one.tag));
-  const unset = [...Object.values(parked), ...more].filter((one) => !known.has(one.tag) && known.add(one.tag));
+  const unset = [...parked.values(), ...more].filter((one) => !known.has(one.tag) && known.add(one.tag));
   const all = [...set, ...unset];
   const add = async (event) => {
     event.preventDefault();
@@ -163,7 +163,7 @@ function Limits() {
     <${Trouble} error=${problem} />
     ${!limits.value && !limits.error && html`<${Loading} />`}
     ${limits.value && all.length === 0 && html`<${Empty}><p>No rate limit is set, and no node is parked.</p><p>Nodes with the same <code>resource_tag</code> share one: 10 starts a second, unless you set another below.</p><//>`}
-    <ul class="plain cards">${all.map((limit) => html`<${Limit} key=${limit.tag} limit=${limit} parked=${parked[limit.tag]} done=${() => { limits.again(); queues.again(); }} />`)}</ul>
+    <ul class="plain cards">${all.map((limit) => html`<${Limit} key=${limit.tag} limit=${limit} parked=${parked.get(limit.tag)} done=${() => { limits.again(); queues.again(); }} />`)}</ul>
     ${limits.value && html`<form class="bar" onSubmit=${add}><label>Limit for the resource_tag <input value=${tag} onInput=${(e) => setTag(e.currentTarget.value)} /></label><button type="submit" disabled=${!tag.trim()}>Show it</button></form>`}`;
 }
 
@@ -214,7 +214,7 @@ function DeadLetters() {
 const SECTIONS = { workers: ["Workers", Workers], queues: ["Queues", Queues], limits: ["Rate limits", Limits], letters: ["Dead letters", DeadLetters] };
 
 export function OperationsScreen({ section = "workers" }) {
-  const [title, Section] = SECTIONS[section] ?? SECTIONS.workers;
+  const [title, Section] = Object.hasOwn(SECTIONS, section) ? SECTIONS[section] : SECTIONS.workers;
   return html`<main tabindex="-1"><h1>Operations</h1>
     <${Tabs} label="Parts" current=${section} items=${Object.entries(SECTIONS).map(([key, [words]]) => [key, words, link(["operations", key])])} />
     <section aria-label=${title}><${Section} /></section></main>`;

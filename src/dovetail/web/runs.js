@@ -1,8 +1,8 @@
 // All runs, newest first, live. Filters are in the address.
 import { html, useEffect, useMemo, useRef, useState } from "./html.js";
-import { get, newKey, onRunEvents, path, pause, post, reread, withQuery } from "./api.js";
+import { calmly, get, newKey, onRunEvents, path, post, reread, withQuery } from "./api.js";
 import { link, setQuery, go } from "./route.js";
-import { Elapsed, Empty, Heads, Loading, RUN_STATES, Rows, STATES, State, Time, Trouble, WriteButton, moment, useNarrow } from "./ui.js";
+import { Elapsed, Empty, Heads, Loading, RUN_STATES, Rows, STATES, State, Time, Trouble, TypedInput, WriteButton, moment, useNarrow } from "./ui.js";
 
 const PAGE = 50;
 const MAX_REREAD = 200; // of the newest; events move older ones on
@@ -22,23 +22,6 @@ function between({ time, after, before }) {
 function asTime(text) {
   const time = text ? new Date(text) : null;
   return time && !Number.isNaN(time.getTime()) ? time.toISOString() : undefined;
-}
-
-// Calls `act` soon, and once more if it is called meanwhile.
-function calmly(act, ms, signal) {
-  let busy = false;
-  let again = false;
-  return async function ask() {
-    again = true;
-    if (busy) return;
-    busy = true;
-    while (again && !signal.aborted) {
-      again = false;
-      await act();
-      await pause(ms, signal);
-    }
-    busy = false;
-  };
 }
 
 function useRuns(query) {
@@ -178,8 +161,22 @@ const OUTCOMES = "dovetail.outcomes.";
 const VERBS = { retry: ["Retried", "retried"], cancel: ["Cancelled", "cancelled"] };
 const outcomeWords = (one) => (one.ok ? VERBS[one.verb][1] : one.error?.message ?? `not ${VERBS[one.verb][1]}`);
 
-// What became of each run is kept in this tab, so that its address can be loaded again.
+// What became of each run is kept in this tab, so that its address can be loaded again. If the
+// browser has no more room, it is kept until the page is left.
+const unsaved = new Map();
+
+function keep(outcome) {
+  const key = newKey().slice(0, 8);
+  try {
+    sessionStorage.setItem(OUTCOMES + key, JSON.stringify(outcome));
+  } catch {
+    unsaved.set(key, outcome);
+  }
+  return key;
+}
+
 function kept(key) {
+  if (unsaved.has(key)) return unsaved.get(key);
   try {
     return JSON.parse(sessionStorage.getItem(OUTCOMES + key));
   } catch {
@@ -195,10 +192,9 @@ function Bulk({ chosen, clear, query }) {
     setError(null);
     try {
       const { items } = await post(`/runs/${verb}`, { run_ids: [...chosen].slice(0, 1000) });
-      const key = newKey().slice(0, 8);
-      sessionStorage.setItem(OUTCOMES + key, JSON.stringify({ verb, items }));
+      const outcome = keep({ verb, items });
       clear();
-      go(["runs"], { ...query, outcome: key });
+      go(["runs"], { ...query, outcome });
     } catch (problem) {
       setError(problem);
     }
@@ -273,7 +269,7 @@ function useChosen() {
 // ── the screen ──────────────────────────────────────────────────────────────────────────
 
 function TimeFilter({ query }) {
-  const isOwn = query.after !== undefined || query.before !== undefined;
+  const isOwn = query.time === "own" || query.after !== undefined || query.before !== undefined;
   const local = (text) => {
     const time = text ? new Date(text) : null;
     if (!time || Number.isNaN(time.getTime())) return "";
@@ -281,9 +277,10 @@ function TimeFilter({ query }) {
   };
   const choose = (event) => {
     const time = event.currentTarget.value;
-    setQuery(time === "own" ? { time: "", after: new Date(Date.now() - 3600e3).toISOString(), before: "" } : { time, after: "", before: "" });
+    setQuery(time === "own" ? { time, after: new Date(Date.now() - 3600e3).toISOString(), before: "" } : { time, after: "", before: "" });
   };
-  const set = (name) => (event) => setQuery({ [name]: asTime(event.currentTarget.value) ?? "" });
+  // One that is emptied, or half typed, stays to be typed again.
+  const set = (name) => (event) => setQuery({ time: "own", [name]: asTime(event.currentTarget.value) ?? "" });
   return html`<select aria-label="Time" value=${isOwn ? "own" : query.time || ""} onChange=${choose}>
       <option value="">any time</option>
       ${Object.entries(TIMES).map(([key, [words]]) => html`<option value=${key}>${words}</option>`)}
@@ -299,8 +296,8 @@ const SUGGESTED = 20;
 function WorkflowFilter({ value, choose }) {
   const [names, setNames] = useState([]);
   const suggest = (q) => get(withQuery("/workflows", { q: q.trim(), limit: SUGGESTED })).then((page) => setNames(page.items.map((one) => one.name)), () => {});
-  return html`<input type="search" list="workflow-names" aria-label="Workflow" placeholder="Workflow" autocomplete="off" value=${value}
-      onFocus=${(event) => suggest(event.currentTarget.value)} onInput=${(event) => { suggest(event.currentTarget.value); choose(event.currentTarget.value); }} />
+  return html`<${TypedInput} list="workflow-names" aria-label="Workflow" placeholder="Workflow" autocomplete="off" value=${value} set=${choose}
+      onFocus=${(event) => suggest(event.currentTarget.value)} onText=${suggest} />
     <datalist id="workflow-names">${names.map((name) => html`<option key=${name} value=${name} />`)}</datalist>`;
 }
 
@@ -327,11 +324,6 @@ function RunList({ query }) {
   const counted = useCounts(query.workflow);
   const [chosen, check, setChosen] = useChosen();
   const narrow = useNarrow();
-  const typing = useRef(null);
-  const later = (change) => {
-    clearTimeout(typing.current);
-    typing.current = setTimeout(() => setQuery(change), 250);
-  };
   const filtered = query.status || query.workflow || query.q || query.time || query.after || query.before;
   const going = counted ? counted.counts.RUNNING + counted.counts.PENDING : 0;
   const count = (state) => counted && html` <span class="number">${counted.counts[state].toLocaleString()}</span>`;
@@ -345,9 +337,9 @@ function RunList({ query }) {
         ${RUN_STATES.map((state) => html`<button class="chip" aria-pressed=${query.status === state} onClick=${() => setQuery({ status: state })}>
           <span class="icon state-${STATES[state][1]}" aria-hidden="true">${STATES[state][0]}</span>${STATES[state][1]}${count(state)}</button>`)}
       </div>
-      <${WorkflowFilter} value=${query.workflow || ""} choose=${(workflow) => later({ workflow })} />
+      <${WorkflowFilter} value=${query.workflow || ""} choose=${(workflow) => setQuery({ workflow })} />
       <${TimeFilter} query=${query} />
-      <input type="search" class="wide" aria-label="Search runs" placeholder="Id, name, value of a param" value=${query.q || ""} onInput=${(e) => later({ q: e.currentTarget.value })} />
+      <${TypedInput} class="wide" aria-label="Search runs" placeholder="Id, name, value of a param" value=${query.q || ""} set=${(q) => setQuery({ q })} />
     </div>
     <${Bulk} chosen=${chosen} clear=${() => setChosen(new Set())} query=${query} />
     <${Trouble} error=${error} again=${refresh} />

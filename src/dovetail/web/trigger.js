@@ -53,11 +53,12 @@ function textOf(value, { kind }) {
 function valueOf(text, { kind, schema }) {
   if (text === undefined || text === "") return undefined;
   if (kind === "string") return text;
+  if (text.trim() === "") return undefined;
   if (kind === "choice") return choicesOf(schema).find((one) => JSON.stringify(one) === text);
   if (kind === "boolean") return text === "true";
   if (kind === "json") return parsed(text);
   const number = Number(text);
-  if (Number.isNaN(number)) return text;
+  if (!Number.isFinite(number)) return text; // JSON has no infinity, it would be null
   if (Number.isInteger(number) && !Number.isSafeInteger(number)) throw new Error("A browser cannot send a whole number of this size exactly: use the command line.");
   return number;
 }
@@ -72,10 +73,14 @@ function parsed(text) {
 
 const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
 
+// What is kept by the name of a param. A param may be called as what every object has, such as
+// `constructor`.
+const byName = (...given) => Object.assign(Object.create(null), ...given);
+
 // The params of the form, and what is wrong with its texts by field.
 function paramsOf(fields, texts) {
   const params = {};
-  const wrong = {};
+  const wrong = byName();
   const set = (name, value) => Object.defineProperty(params, name, { value, enumerable: true, configurable: true, writable: true });
   for (const field of fields) {
     try {
@@ -89,10 +94,10 @@ function paramsOf(fields, texts) {
 }
 
 function wholeOf(text) {
-  if (!text.trim()) return { params: {}, wrong: {} };
+  if (!text.trim()) return { params: {}, wrong: byName() };
   try {
     const params = parsed(text);
-    return isObject(params) ? { params, wrong: {} } : { params: {}, wrong: { "": "The params are a JSON object, such as {\"name\": \"Ada\"}." } };
+    return isObject(params) ? { params, wrong: byName() } : { params: {}, wrong: { "": "The params are a JSON object, such as {\"name\": \"Ada\"}." } };
   } catch (error) {
     return { params: {}, wrong: { "": error.message } };
   }
@@ -107,9 +112,9 @@ const same = (a, b) => {
 
 // Params as texts for the fields; null if the fields cannot hold them exactly.
 function textsOf(params, fields) {
-  const texts = {};
+  const texts = byName();
   for (const field of fields) {
-    const text = textOf(params[field.name], field);
+    const text = textOf(Object.hasOwn(params, field.name) ? params[field.name] : undefined, field);
     if (text !== undefined) texts[field.name] = text;
   }
   const back = paramsOf(fields, texts);
@@ -219,9 +224,9 @@ function VersionChoice({ versions, aliases, current }) {
 export function TriggerForm({ workflow, query, versions, recent }) {
   const { name, definition, aliases } = workflow;
   const fields = useMemo(() => fieldsOf(definition.params), [definition]);
-  const [texts, setTexts] = useState({});
+  const [texts, setTexts] = useState(byName);
   const [whole, setWhole] = useState(null); // all params as JSON text, in place of the fields
-  const [found, setFound] = useState({ error: null, byField: {} });
+  const [found, setFound] = useState({ error: null, byField: byName() });
   const [busy, setBusy] = useState(false);
   const form = useRef(null);
   const isWhole = whole !== null || fields.length === 0;
@@ -231,16 +236,16 @@ export function TriggerForm({ workflow, query, versions, recent }) {
 
   const prefill = (given) => {
     const held = textsOf(given, fields);
-    setTexts(held ?? {});
+    setTexts(held ?? byName());
     setWhole(held === null || fields.length === 0 ? JSON.stringify(given, null, 2) : null);
-    setFound({ error: null, byField: {} });
+    setFound({ error: null, byField: byName() });
   };
   useEffect(() => {
     if (!query.from) return undefined;
     const leaving = new AbortController();
     get(`${path("runs", query.from)}?nodes=false`, leaving.signal).then(
       (run) => prefill(run.params ?? {}),
-      (error) => leaving.signal.aborted || setFound({ error, byField: {} }),
+      (error) => leaving.signal.aborted || setFound({ error, byField: byName() }),
     );
     return () => leaving.abort();
   }, [query.from, fields]);
@@ -248,21 +253,25 @@ export function TriggerForm({ workflow, query, versions, recent }) {
   const toggle = () => {
     if (!isWhole) return setWhole(JSON.stringify(params, null, 2));
     const held = Object.keys(wrong).length ? null : textsOf(params, fields);
-    if (held === null) return setFound({ error: new Error("The fields cannot hold these params: they name params that the schema does not, or have other types."), byField: {} });
+    if (held === null) return setFound({ error: new Error("The fields cannot hold these params: they name params that the schema does not, or have other types."), byField: byName() });
     setTexts(held);
     return setWhole(null);
   };
   const submit = async (event) => {
     event.preventDefault();
-    if (Object.keys(wrong).length) return setFound({ error: null, byField: wrong });
+    const toWrong = () => requestAnimationFrame(() => form.current?.querySelector("[aria-invalid]")?.focus());
+    if (Object.keys(wrong).length) {
+      setFound({ error: null, byField: wrong });
+      return toWrong();
+    }
     setBusy(true);
-    setFound({ error: null, byField: {} });
+    setFound({ error: null, byField: byName() });
     try {
       const body = version === undefined ? { params } : { params, version };
       const made = await post(path("workflows", name, "runs"), body, { "Idempotency-Key": newKey() });
       return go(["runs", made.run_id]);
     } catch (error) {
-      const byField = {};
+      const byField = byName();
       const rest = [];
       for (const one of error.errors ?? []) {
         const field = fieldOfPath(one.path ?? "");
@@ -272,10 +281,10 @@ export function TriggerForm({ workflow, query, versions, recent }) {
       const isElsewhere = rest.length > 0 || Object.keys(byField).length === 0;
       setFound({ error: isElsewhere ? Object.assign(new Error(error.message), { errors: rest }) : null, byField });
       setBusy(false);
-      return requestAnimationFrame(() => form.current?.querySelector("[aria-invalid]")?.focus());
+      return toWrong();
     }
   };
-  const shown = { ...wrong, ...found.byField };
+  const shown = byName(found.byField, wrong);
   return html`<form class="trigger" ref=${form} onSubmit=${submit} noValidate aria-label="Trigger a run">
     <header><h2>Trigger a run</h2><span class="grow"></span>
       <${VersionChoice} versions=${versions} aliases=${aliases} current=${query.version} /></header>
@@ -285,7 +294,7 @@ export function TriggerForm({ workflow, query, versions, recent }) {
         ${query.from && !recent.some((run) => run.run_id === query.from) && html`<option value=${query.from}>${query.from.slice(0, 8)}</option>`}
         ${recent.slice(0, 20).map((run) => html`<option key=${run.run_id} value=${run.run_id}>${run.run_id.slice(0, 8)}, ${STATES[run.status][1]}, ${moment(run.created_at)}</option>`)}
       </select></label>`}
-    ${!isWhole && fields.map((field) => html`<${Field} key=${field.name} field=${field} text=${texts[field.name]} wrong=${shown[field.name]} set=${(text) => { setTexts({ ...texts, [field.name]: text }); if (found.byField[field.name]) setFound({ ...found, byField: { ...found.byField, [field.name]: undefined } }); }} />`)}
+    ${!isWhole && fields.map((field) => html`<${Field} key=${field.name} field=${field} text=${texts[field.name]} wrong=${shown[field.name]} set=${(text) => { setTexts(byName(texts, { [field.name]: text })); if (found.byField[field.name]) setFound({ ...found, byField: byName(found.byField, { [field.name]: undefined }) }); }} />`)}
     ${isWhole && html`<div class="field"><label for="params-json"><span>params <small>JSON</small></span></label>
       <textarea id="params-json" rows="6" spellcheck=${false} placeholder="{}" aria-invalid=${shown[""] ? "true" : null} aria-describedby="params-about" value=${whole ?? ""} onInput=${(event) => setWhole(event.currentTarget.value)}></textarea>
       <div id="params-about">${shown[""] && html`<p class="wrong">${shown[""]}</p>`}${fields.length === 0 && html`<small>This workflow has no schema with fields for its params: any JSON object.</small>`}</div></div>`}

@@ -251,6 +251,30 @@ export function Rows({ items, height, row, own, follow, onLeaveEnd, label, role 
   </div>`;
 }
 
+const TYPING_MS = 250;
+
+// A field that acts once the user has stopped typing. It keeps its own text: a screen that is drawn
+// anew meanwhile, by an event or by another filter, must not take letters away.
+export function TypedInput({ value, set, onText, ...more }) {
+  const [text, setText] = useState(value);
+  const timer = useRef(null);
+  useEffect(() => {
+    if (timer.current === null) setText(value);
+  }, [value]);
+  useEffect(() => () => clearTimeout(timer.current), []);
+  const typed = (event) => {
+    const given = event.currentTarget.value;
+    setText(given);
+    onText?.(given);
+    clearTimeout(timer.current);
+    timer.current = setTimeout(() => {
+      timer.current = null;
+      set(given);
+    }, TYPING_MS);
+  };
+  return html`<input type="search" value=${text} onInput=${typed} ...${more} />`;
+}
+
 // The name of a node, typed: a list of ten thousand to choose from would fill the document.
 const SUGGESTIONS = 30;
 

@@ -81,7 +81,7 @@ function LatestDialog({ name, latest, target, versions, tag, onClose, onDone, ag
     <${VersionSelect} label="Back to" versions=${versions.filter((one) => one !== latest)} value=${version} set=${setVersion} />
     <p><a href=${link(["workflows", name, "diff"], { from: latest, to: version })}>Compare v${latest} with v${version}</a></p>
     <${ChangeTrouble} error=${change.error} again=${again} />
-    <div class="actions"><button class="primary" autofocus disabled=${change.busy} onClick=${() => change.start(restore)}>Roll back to v${version}</button></div>
+    <div class="actions"><${WriteButton} class="primary" autofocus disabled=${change.busy} onClick=${() => change.start(restore)}>Roll back to v${version}<//></div>
   <//>`;
 }
 
@@ -121,7 +121,7 @@ function AliasDialog({ name, alias: given, current, target, versions, tag, isRol
         : html`<label class="field"><span>Alias</span><input required autofocus value=${alias} placeholder="stable" onInput=${(event) => setAlias(event.currentTarget.value)} /></label>`}
       <${Targets} label=${isRollback ? "Back to" : "Version"} versions=${versions} rows=${rows} set=${setRows} isRollback=${isRollback} />
       <${ChangeTrouble} error=${change.error} again=${again} />
-      <div class="actions"><button class="primary" type="submit" autofocus=${Boolean(given)} disabled=${change.busy || !alias}>${isRollback ? `Roll back to v${version}` : "Set"}</button>
+      <div class="actions"><${WriteButton} class="primary" type="submit" autofocus=${Boolean(given)} disabled=${change.busy || !alias}>${isRollback ? `Roll back to v${version}` : "Set"}<//>
         ${given && !isRollback && html`<button type="button" disabled=${change.busy} onClick=${() => change.start(() => remove(where, { "If-Match": tag }))}>Remove the alias</button>`}</div>
     </form>
   <//>`;

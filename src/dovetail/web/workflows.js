@@ -2,7 +2,7 @@
 import { html, useEffect, useRef, useState } from "./html.js";
 import { get, onRunEvents, pause, withQuery } from "./api.js";
 import { link, setQuery } from "./route.js";
-import { Empty, Heads, Loading, STATES, Time, Trouble } from "./ui.js";
+import { Empty, Heads, Loading, STATES, Time, Trouble, TypedInput } from "./ui.js";
 
 const PAGE = 50;
 const LAST_RUNS = 10;
@@ -117,15 +117,9 @@ function Row({ one }) {
 
 export function WorkflowsScreen({ query }) {
   const { items, cursor, error, more, refresh } = useWorkflows(query.q);
-  const typing = useRef(null);
-  const search = (event) => {
-    const q = event.currentTarget.value;
-    clearTimeout(typing.current);
-    typing.current = setTimeout(() => setQuery({ q }), 200);
-  };
   return html`<main tabindex="-1">
     <div class="title"><h1>Workflows</h1><span class="grow"></span>
-      ${(items?.length > 0 || query.q) && html`<input type="search" aria-label="Search workflows" placeholder="Name" value=${query.q || ""} onInput=${search} />`}
+      ${(items?.length > 0 || query.q) && html`<${TypedInput} aria-label="Search workflows" placeholder="Name" value=${query.q || ""} set=${(q) => setQuery({ q })} />`}
       <a class="button" href=${link(["editor"])}>New workflow</a></div>
     <${Trouble} error=${error} again=${refresh} />
     ${!items && !error && html`<${Loading} />`}
