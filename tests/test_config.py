@@ -375,6 +375,10 @@ def test_the_heartbeat_timeout_must_exceed_the_interval(tmp_path):
     assert said.startswith("DOVETAIL_HEARTBEAT_TIMEOUT (5) must be longer than")
 
 
+def test_a_broker_that_is_no_url_is_refused(tmp_path):
+    assert "must be a URL, as in amqp://" in refused(tmp_path, BROKER_URL="rabbit.example.org")
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -134,7 +134,9 @@ def _prefix(value: object) -> object:
 
 
 def _broker(value: object) -> object:
-    """Check the URL of a Redis broker; Celery checks all others."""
+    """Check the URL of a Redis broker; Celery checks all others, but reads a word as a host."""
+    if isinstance(value, str) and "://" not in value:
+        raise ValueError("must be a URL, as in amqp://user:password@host:5672//")
     if isinstance(value, str) and value.startswith(tuple(f"{one}://" for one in REDIS_SCHEMES)):
         return _redis(value)
     if isinstance(value, str) and value.startswith("sentinel://"):
