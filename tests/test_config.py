@@ -238,6 +238,8 @@ def test_rate_limits_come_from_the_file(tmp_path):
     [
         ("[rate_limits]\na = {rate_per_second = 0}", "rate_limits.a.rate_per_second in"),
         ("[rate_limits]\na = {burst = 0}", "a.burst in dovetail.toml: must be greater"),
+        ("[rate_limits]\na = {burst = 1000000001}", "a.burst in dovetail.toml: must be less"),
+        ("[rate_limits]\na = {rate_per_second = 1e10}", "a.rate_per_second in dovetail.toml: must"),
         ("[rate_limits]\na = {rate = 1}", "a.rate in dovetail.toml: Extra inputs are not"),
         ("rate_limits = 3", "rate_limits in dovetail.toml: must be a valid dictionary"),
         ("leas_seconds = 3", "unknown setting 'leas_seconds'; did you mean 'lease_seconds'?"),
@@ -309,7 +311,7 @@ def test_a_file_that_cannot_be_read_is_reported(tmp_path):
     [
         ("LEASE_SECONDS", "10s", "= '10s': must be a valid number"),
         ("LEASE_SECONDS", "0", "must be greater than 0 (default: 10)"),
-        ("LEASE_SECONDS", "inf", "must be a finite number"),
+        ("LEASE_SECONDS", "inf", "must be less than or equal to 1000000000"),
         ("DRAIN_SECONDS", "-1", "must be greater than or equal to 0"),
         ("MAX_CRASHES", "1.5", "must be a valid integer"),
         ("METRICS_PORT", "70000", "must be less than or equal to 65535"),
@@ -371,6 +373,35 @@ def test_a_wrong_flag_is_reported_as_a_flag(tmp_path):
 def test_the_heartbeat_timeout_must_exceed_the_interval(tmp_path):
     said = refused(tmp_path, HEARTBEAT_TIMEOUT="5")
     assert said.startswith("DOVETAIL_HEARTBEAT_TIMEOUT (5) must be longer than")
+
+
+def test_a_broker_that_is_no_url_is_refused(tmp_path):
+    assert "must be a URL, as in amqp://" in refused(tmp_path, BROKER_URL="rabbit.example.org")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("DRAIN_SECONDS", "1e308"),
+        ("LEASE_SECONDS", "1000000001"),
+        ("RETENTION_DAYS", "1000001"),
+        ("MAX_RUN_BYTES", "99999999999999999999999"),
+        ("NODE_LOG_BYTES", "99999999999999999999999"),
+        ("MAX_BODY_BYTES", "1099511627776"),
+    ],
+)
+def test_a_number_that_no_clock_and_no_store_takes_is_refused(tmp_path, name, value):
+    said = refused(tmp_path, **{name: value})
+    assert said.startswith(f"DOVETAIL_{name} = '{value}': must be less than or equal to ")
+
+
+@pytest.mark.parametrize(
+    "name", ["ALLOW_PRIVATE_ADDRESSES", "LLM_API_KEY", "SECRET_KEY", "SECRET_KEY_HOSTS", "EVENTS"]
+)
+def test_a_variable_that_is_not_utf_8_is_refused_by_its_name(tmp_path, name):
+    said = refused(tmp_path, **{name: "hunter2\udcff"})
+    assert said == f"DOVETAIL_{name} (value not shown) is not UTF-8 text"
+    assert load(tmp_path, DB="dove\udcff.db").db == Path("dove\udcff.db")
 
 
 def test_a_repr_shows_no_secret(tmp_path):

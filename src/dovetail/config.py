@@ -134,7 +134,9 @@ def _prefix(value: object) -> object:
 
 
 def _broker(value: object) -> object:
-    """Check the URL of a Redis broker; Celery checks all others."""
+    """Check the URL of a Redis broker; Celery checks all others, but reads a word as a host."""
+    if isinstance(value, str) and "://" not in value:
+        raise ValueError("must be a URL, as in amqp://user:password@host:5672//")
     if isinstance(value, str) and value.startswith(tuple(f"{one}://" for one in REDIS_SCHEMES)):
         return _redis(value)
     if isinstance(value, str) and value.startswith("sentinel://"):
@@ -235,10 +237,17 @@ def _webhooks(value: object) -> object:
     return tuple(value)
 
 
+# Larger numbers mean "no limit", but clocks, threads, memory and databases refuse them.
+MAX_SECONDS = 1e9
+MAX_DAYS = 1e6
+MAX_COUNT = 1 << 40
+MAX_BODY = 1 << 30
+
 _number = BeforeValidator(_not_bool)
-Seconds = Annotated[float, _number, Field(gt=0, allow_inf_nan=False)]
-Patience = Annotated[float, _number, Field(ge=0, allow_inf_nan=False)]
-Count = Annotated[int, _number, Field(ge=1)]
+Seconds = Annotated[float, _number, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
+Patience = Annotated[float, _number, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
+Days = Annotated[float, _number, Field(gt=0, le=MAX_DAYS, allow_inf_nan=False)]
+Count = Annotated[int, _number, Field(ge=1, le=MAX_COUNT)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
 Networks = Annotated[tuple[IPv4Network | IPv6Network, ...], BeforeValidator(_networks)]
 Hosts = Annotated[tuple[str, ...], BeforeValidator(_hosts)]
@@ -252,8 +261,9 @@ class RateLimit(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    rate_per_second: Seconds = 10.0
-    burst: Count = 1
+    # The bounds that every other way to set a limit has.
+    rate_per_second: Annotated[float, _number, Field(ge=1e-9, le=1e9)] = 10.0
+    burst: Annotated[int, _number, Field(ge=1, le=1_000_000_000)] = 1
 
 
 class NamedToken(NamedTuple):
@@ -419,12 +429,12 @@ class Settings(BaseModel):
         15.0, description="how often an orchestrator looks for such results"
     )
     checkpoint_interval: Seconds = Field(10.0, description="how far the archive may lag behind")
-    retention_days: Seconds | None = Field(
+    retention_days: Days | None = Field(
         None,
         description="how many days finished runs are kept, as in `0.5`; unset: 7 in Redis, "
         "for ever in the embedded file; the archive keeps them longer",
     )
-    archive_retention_days: Seconds | None = Field(
+    archive_retention_days: Days | None = Field(
         None, description="how many days the archive keeps finished runs; unset: for ever"
     )
     recovery_timeout: Patience = Field(
@@ -448,14 +458,16 @@ class Settings(BaseModel):
         Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], BeforeValidator(_upper)
     ] = Field("INFO", description="what handlers log from this level on is kept in their logs")
     capture_output: bool = Field(True, description="what handlers print is kept in their logs, too")
-    node_log_bytes: Annotated[int, _number, Field(ge=MIN_LOG_BYTES)] = Field(
+    node_log_bytes: Annotated[int, _number, Field(ge=MIN_LOG_BYTES, le=MAX_COUNT)] = Field(
         DEFAULT_LOG_BYTES, description="the log of one attempt: its first quarter and the newest"
     )
 
     # limits
     max_nodes: Count = Field(10_000, description="nodes of a workflow")
     max_edges: Count = Field(100_000, description="dependencies of a workflow")
-    max_body_bytes: Count = Field(MIB, description="a definition's text, or a request's body")
+    max_body_bytes: Annotated[Count, Field(le=MAX_BODY)] = Field(
+        MIB, description="a definition's text, or a request's body"
+    )
     max_nesting: Count = Field(32, description="levels of nesting in that text")
     max_template_bytes: Count = Field(16 * KIB, description="one template")
     max_config_bytes: Count = Field(MIB, description="a node's rendered config")
@@ -580,6 +592,8 @@ _OF_A_SERVICE = re.compile(
 # A table has no good spelling in the environment. Secrets must not be in a file that is committed.
 _NOT_IN_ENVIRONMENT = frozenset({"rate_limits", "secrets", "secret_hosts", "named_tokens"})
 _NOT_IN_FILE = frozenset({"secrets", "secret_hosts"})
+_MAY_NAME_ANY_FILE = frozenset({"DOVETAIL_DB", "DOVETAIL_HANDLERS"})
+"""A file's name is bytes, not text."""
 
 
 def load_settings(
@@ -618,10 +632,19 @@ def _variable(environ: Mapping[str, str], variable: str) -> tuple[str, str]:
     """
     text, file = environ.get(variable, "").strip(), environ.get(f"{variable}_FILE", "").strip()
     if not file:
+        if variable not in _MAY_NAME_ANY_FILE:
+            _refuse_bytes(variable, text)
         return text, variable
     if text:
         raise SettingsError(f"{variable} and {variable}_FILE are both set: unset one of them")
     return _content(file, f"{variable}_FILE").strip(), f"{variable}_FILE"
+
+
+def _refuse_bytes(variable: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # Python reads such bytes as lone surrogates
+        raise SettingsError(f"{variable} (value not shown) is not UTF-8 text") from None
 
 
 def _content(file: str, variable: str) -> str:
@@ -655,6 +678,7 @@ def _secrets(environ: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]
             if value:
                 secrets[kept_in] = _content(value, variable).rstrip("\r\n")
             continue
+        _refuse_bytes(variable, value)
         bound = name.removesuffix(HOSTS_SUFFIX)
         if bound == name or not bound:
             secrets[name] = value

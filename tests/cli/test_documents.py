@@ -277,6 +277,21 @@ def test_nothing_to_process_is_reported_before_anything_is_created(
     assert not (desk.shell.directory / ".dovetail").exists()
 
 
+@pytest.mark.parametrize("out", ["acme.txt", "acme.txt/below/it"])
+def test_a_file_in_place_of_the_folder_of_results_is_reported_before_any_document(
+    desk: DocumentsFolder, out: str
+) -> None:
+    desk.write("acme.txt")
+    file = desk.shell.directory / "in" / "acme.txt"
+    place = file.parent / out
+    done = desk.shell("documents", "process", str(file), "--out", str(place))
+    assert (done.code, done.out) == (2, "")
+    assert done.err == (
+        f"error: {place}: {file} is a file; --out or DOVETAIL_DOCUMENTS_OUT names a folder\n"
+    )
+    assert not (desk.shell.directory / ".dovetail").exists()
+
+
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [

@@ -60,6 +60,12 @@ def test_an_impossible_path_is_reported(command: Command, path: str) -> None:
     assert "cannot be read" in done.err
 
 
+def test_a_tag_that_is_no_text_is_refused(command: Command) -> None:
+    done = command("limits", "set", "\udcff", "1")
+    assert (done.code, done.out) == (2, "")
+    assert done.err == "error: tag: contains a lone surrogate, which is no valid text\n"
+
+
 def test_a_file_that_fails_while_it_is_read_is_reported(command: Command) -> None:
     done = command("graph", "/proc/self/mem")
     assert done.code == 2

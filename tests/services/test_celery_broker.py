@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 import pytest
 
-from dovetail.config import Settings
+from dovetail.config import Settings, SettingsError
 from dovetail.core.dag import build_graph
 from dovetail.core.definition.model import Workflow
 from dovetail.core.events import Token
@@ -51,6 +51,26 @@ def submission(run_id: str, count: int = 1, **fields: Any) -> Submit:
     nodes = [{"id": f"n{i}", "handler": "plain", **fields} for i in range(count)]
     workflow = Workflow.model_validate({"name": "t", "nodes": nodes})
     return Submit(run_id, build_graph(workflow, {}), {})
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("ampq://u:hunter2@h", "No such transport: ampq. Did you mean amqp?"),
+        ("amqp://u:hunter2@[::1", "no URL of a broker"),
+        ("amqp://u:hunter2@h:99999", "no URL of a broker"),
+    ],
+)
+async def test_a_broker_that_celery_cannot_use_is_refused_at_the_start_without_its_password(
+    redis_url: str, url: str, said: str
+) -> None:
+    with pytest.raises(SettingsError) as raised:
+        async with connected(celery(redis_url, broker_url=url)):
+            pass
+    assert str(raised.value) == (
+        f"DOVETAIL_BROKER_URL (value not shown): {said} "
+        "(as in amqp://user:password@host:5672// or redis://host:6379/0)"
+    )
 
 
 async def waiting(parts: ServiceParts) -> list[dict[str, Any]]:

@@ -209,12 +209,13 @@ def test_limits_apply_to_all_workers(asking: Asking) -> None:
     assert limit in asking.json("limits", "list")["items"]
 
 
-def test_an_unreachable_redis_is_reported_in_one_line(
+def test_an_unreachable_redis_is_reported_with_the_setting_to_correct(
     asking: Asking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOVETAIL_REDIS_URL", f"redis://:hunter2@127.0.0.1:{free_port()}/0")
     done = asking("runs", "list", code=1)
-    assert done.err.startswith("error: Redis cannot be reached")
+    assert done.err.startswith("error: Redis cannot be reached: ")
+    assert done.err.endswith("\nstart it, or correct DOVETAIL_REDIS_URL\n")
     assert "hunter2" not in done.err
 
 

@@ -15,6 +15,7 @@ from dovetail.core.errors import StoreError
 from dovetail.redis_client import pipelined as pipe_module
 from dovetail.redis_client.pipelined import PipelinedRedis, RedisError
 from dovetail.redis_client.sync import SyncRedis, done
+from dovetail.stores.redis.doctor import eviction_policies
 
 from ..servers.redis_server import RedisServer
 
@@ -236,6 +237,47 @@ async def test_an_unreachable_redis_is_reported_in_words() -> None:
     with pytest.raises(StoreError, match="cannot be reached"):
         async with PipelinedRedis(url):
             pass
+
+
+@pytest.mark.parametrize(
+    ("scheme", "said"),
+    [
+        ("redis", "Redis cannot be reached: no answer in time"),
+        (
+            "rediss",
+            "Redis cannot be reached: no answer in time (rediss:// needs a Redis that speaks TLS)",
+        ),
+    ],
+)
+async def test_a_redis_that_says_nothing_is_reported_in_words(
+    scheme: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipe_module, "CONNECT_SECONDS", 0.1)
+    silent = StubServer(b"")
+    server = await asyncio.start_server(silent.take, "127.0.0.1", 0)
+    url = f"{scheme}://:pw@127.0.0.1:{server.sockets[0].getsockname()[1]}/0"
+    async with server, asyncio.timeout(10):
+        with pytest.raises(RedisError) as raised:
+            async with PipelinedRedis(url):
+                pass
+        while silent.open:
+            await asyncio.sleep(0.001)
+    assert str(raised.value) == said
+
+
+async def test_a_missing_password_is_reported_with_its_place_in_the_url() -> None:
+    guard = StubServer(b"-NOAUTH Authentication required.\r\n")
+    server = await asyncio.start_server(guard.take, "127.0.0.1", 0)
+    url = f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0"
+    said = "asks for a password: put it into the URL, as in redis://:PASSWORD@host:6379/0"
+    async with server, asyncio.timeout(10):
+        async with PipelinedRedis(url) as pipe:
+            with pytest.raises(RedisError, match=said):
+                await pipe.call("PING")
+            with pytest.raises(RedisError, match=said):
+                await eviction_policies(pipe)
+        while guard.open:
+            await asyncio.sleep(0.001)
 
 
 async def test_a_closed_connection_fails_every_call_with_an_error(redis_url: str) -> None:

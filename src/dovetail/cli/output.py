@@ -285,6 +285,8 @@ def exit_code_of(command: Callable[[], object]) -> int:
 def report_error(error: DovetailError) -> int:
     """Print it in one line; returns the exit code."""
     print_error(str(error))
+    if getattr(error, "reason", None) == "Redis cannot be reached":
+        complain([("start it, or correct DOVETAIL_REDIS_URL", "dim")])
     return INVALID if error.type in _INVALID_TYPES else FAILED
 
 

@@ -68,7 +68,7 @@ from dovetail.core.step import explain_refusal, retry_plan
 from dovetail.core.templates import MAX_CONFIG_SIZE
 from dovetail.core.text import counted
 from dovetail.core.transitions import Cancel, Retry, Submit
-from dovetail.core.values import NotJson
+from dovetail.core.values import NotJson, faults
 from dovetail.engine.api import Accepted, Given, Owner
 from dovetail.engine.clock import Clock
 from dovetail.engine.explain import explain
@@ -1226,6 +1226,8 @@ class Commands:
         if not 1 <= len(tag) <= MAX_LABEL_CHARS:
             message = f"a tag has 1 to {MAX_LABEL_CHARS} characters, not {len(tag):,}"
             raise InvalidParams([Problem("invalid_field", message, "tag")])
+        if wrong := [Problem("invalid_field", one.message, "tag") for one in faults(tag)]:
+            raise InvalidParams(wrong)
         problems = []
         if not SLOWEST <= rate_per_second <= FASTEST:
             message = f"must be from {SLOWEST:g} to {FASTEST:g}, not {rate_per_second:g}"

@@ -179,6 +179,10 @@ def is_replaced(reply: Any) -> bool:
 
 def _error_for(command: Command, reply: Any) -> RedisError:
     """The exception for an error that a retry will not mend."""
+    if _error_text(reply).startswith("NOAUTH"):
+        return NoPassword(
+            "Redis asks for a password: put it into the URL, as in redis://:PASSWORD@host:6379/0"
+        )
     in_script = "user_script" in str(reply) and not _error_text(reply).startswith(UNRELATED_ERRORS)
     wrong_type = _error_text(reply).startswith(("WRONGTYPE", "CROSSSLOT")) or in_script
     return (WrongReply if wrong_type else RedisError)(f"{_name(command)}: {reply}")
@@ -193,6 +197,10 @@ class RedisError(StoreError):
     """Redis refused a command."""
 
     reason = "Redis cannot be used"
+
+
+class NoPassword(RedisError):
+    """The server asks for a password, and the URL has none."""
 
 
 class WrongReply(RedisError, BrokenRun):
@@ -232,6 +240,14 @@ def trust_error(error: ssl.SSLError, where: str) -> RedisError | None:
             "with ssl_certfile and ssl_keyfile"
         )
     return None
+
+
+def why_unreachable(error: Exception, *, tls: bool) -> str:
+    """What the error says. A timeout and a connection that ends at once say nothing."""
+    if said := str(error):
+        return said
+    quiet = "no answer in time" if isinstance(error, TimeoutError) else "it closed the connection"
+    return f"{quiet} (rediss:// needs a Redis that speaks TLS)" if tls else quiet
 
 
 class _PendingCommand:
@@ -714,7 +730,7 @@ class PipelinedRedis:
                 raise refused from None
             if isinstance(error, RedisError) and wire is not None and not wire.is_lost:
                 raise
-            what: object = error or "no answer in time"
+            what = why_unreachable(error, tls=self.target.tls is not None)
             if self.target.tls is not None and wire is not None and wire.is_lost:
                 what = CLOSED_AT_ONCE
             raise RedisUnreachable(f"Redis cannot be reached: {what}") from None

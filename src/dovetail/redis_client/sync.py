@@ -36,6 +36,7 @@ from dovetail.redis_client.pipelined import (
     find_primary,
     is_primary,
     trust_error,
+    why_unreachable,
 )
 from dovetail.redis_client.url import Address, WrongUrl
 
@@ -151,9 +152,8 @@ class SyncRedis(PipelinedRedis):
                 self._break()
                 if time.monotonic() + pause > give_up:
                     refused = isinstance(error, ssl.SSLError) and trust_error(error, self.where)
-                    raise (
-                        refused or RedisUnreachable(f"Redis cannot be reached: {error}")
-                    ) from None
+                    why = why_unreachable(error, tls=self.target.tls is not None)
+                    raise (refused or RedisUnreachable(f"Redis cannot be reached: {why}")) from None
                 time.sleep(pause)
                 pause = min(pause * 2, LONGEST_RETRY_SECONDS)
 

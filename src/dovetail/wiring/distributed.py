@@ -348,10 +348,11 @@ async def _sender(
     if settings.transport == "streams":
         yield StreamSender(pipe, fleet.quick)
         return
-    from dovetail.transports.celery.application import broker_url, make_app
+    from dovetail.transports.celery.application import broker_url, check_broker, make_app
     from dovetail.transports.celery.sender import CelerySender, broker_at
 
     app = make_app(settings)
+    check_broker(app)
     broker = broker_at(broker_url(settings), app, pipe, settings.redis_url)
 
     async def hands() -> int:

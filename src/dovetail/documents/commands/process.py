@@ -62,6 +62,7 @@ from dovetail.documents import PAGES, PIPELINE, ROUTED
 from dovetail.documents.commands import Out, folder_of, typed_out
 from dovetail.documents.commands.reviews import HEAD, SURE, document_row, warnings_in
 from dovetail.documents.files import (
+    OUT_VARIABLE,
     Findings,
     SourceDocument,
     allow,
@@ -141,6 +142,7 @@ def process(
     found = find_documents(paths, folder, images=shared or shutil.which(OCR) is not None)
     allow(*found.named)
     if not shared:
+        _check_folder(folder)
         _check_libraries()
     work = Work(
         files=found.files,
@@ -196,6 +198,17 @@ def _definition(settings: Settings, path: Path) -> dict[str, Any]:
         for node in definition["nodes"]:
             node.pop("resource_tag", None)
     return definition
+
+
+def _check_folder(folder: Path) -> None:
+    """A file in its place would fail every document, one after the other."""
+    for place in (folder, *folder.parents):
+        if place.is_dir():
+            return
+        if place.is_file():
+            raise InvalidInput(
+                f"{folder}: {place} is a file; --out or {OUT_VARIABLE} names a folder"
+            )
 
 
 def _check_libraries() -> None:

@@ -20,6 +20,7 @@ from dovetail.engine.clock import StoreClock
 from dovetail.engine.ports import DoctorFinding
 from dovetail.engine.webhooks import outbox_findings
 from dovetail.redis_client.pipelined import (
+    NoPassword,
     PipelinedRedis,
     RedisError,
     RedisUnreachable,
@@ -262,7 +263,7 @@ async def eviction_policies(redis: PipelinedRedis) -> dict[str, str | None]:
 async def _policy(node: PipelinedRedis) -> str | None:
     try:
         policy = (await node.info("memory")).get("maxmemory_policy")
-    except RedisUnreachable:
+    except (RedisUnreachable, NoPassword):
         raise
     except RedisError:
         policy = None

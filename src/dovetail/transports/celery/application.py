@@ -68,6 +68,24 @@ def make_app(settings: Settings) -> Celery:
     return app
 
 
+def check_broker(app: Celery) -> None:
+    """Raises `SettingsError` for a URL that Celery cannot use; connects to nothing."""
+    try:
+        app.connection_for_write().release()
+    except KeyError as unknown:
+        why = " ".join(str(unknown.args[0]).split())
+    except ImportError as missing:
+        why = f"its transport needs more: {missing}"
+    except ValueError:  # its text may show a part of the password
+        why = "no URL of a broker"
+    else:
+        return
+    raise SettingsError(
+        f"{env_name('broker_url')} (value not shown): {why} (as in "
+        "amqp://user:password@host:5672// or redis://host:6379/0)"
+    )
+
+
 def configuration(settings: Settings) -> dict[str, Any]:
     given = settings.concurrency if "concurrency" in settings.model_fields_set else None
     return {
