@@ -163,7 +163,7 @@ def expand_again(run: RunState, move: Expand, now: float, nonce: int) -> Decisio
     """A second expansion starts the list anew, and forgets items that are published or run."""
     node = run.node(move.node)
     if node.items is not None and node.status not in FINISHED:
-        run.active -= len(node.items.out)
+        run.active -= len(node.items.in_flight)
         node.items, node.phase = MapState(move.total), Phase.EXPANDING
     return item_rules.expand(run, move._replace(token=node.token), now, nonce)
 
@@ -174,7 +174,7 @@ real_advance_map = effects.advance_map
 def end_with_the_first(run: RunState, index: int, out: Decision, now: float, nonce: int) -> None:
     real_advance_map(run, index, out, now, nonce)
     items = effects.mapped(run, index)[1]
-    if items.out and items.completed:
+    if items.in_flight and items.completed:
         effects.end_map(run, index, None, out, now, nonce)
 
 
@@ -387,7 +387,7 @@ MUTANTS = (
     Mutant(
         "a mapped node ends with the first of its items",
         Scenario("", scenarios.mapped, {}),
-        "not items.out",
+        "not items.in_flight",
         (lambda: patch.object(item_rules, "advance_map", end_with_the_first),),
     ),
     Mutant(

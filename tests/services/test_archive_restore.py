@@ -186,7 +186,7 @@ async def mapped_and_retried(world: World) -> str:
     await world.expand(run_id)
     items = (await world.load(run_id)).node("a").items
     assert items is not None
-    assert sorted(items.out) == [1, 3]
+    assert sorted(items.in_flight) == [1, 3]
     assert items.next_waiting() == 4, "it was cancelled, and waits again"
     return run_id
 
@@ -237,7 +237,8 @@ class TestARunThatRedisLost:
         for node, was in [*pairs]:
             items, had = node["items"], was["items"]
             if items is not None:
-                pairs += [(state, had["out"][item]) for item, state in items["out"].items()]
+                states = items["in_flight"].items()
+                pairs += [(state, had["in_flight"][item]) for item, state in states]
         for node, was in pairs:
             if node["phase"] is Phase.PUBLISHED:
                 assert node["token"][:2] == was["token"][:2]

@@ -76,7 +76,7 @@ async def test_the_items_of_a_list_run_and_their_join_reads_them_in_order(
 
 
 async def most_out(parts: Any, run_id: str, until: asyncio.Task[Any]) -> int:
-    """The most items that were out at once, looked at until this is done."""
+    """The most items that were in flight at once, looked at until this is done."""
     most = 0
     while not until.done():
         found = await parts.pipe.call("HGETALL", f"wf:{{{run_id}}}:maps")
@@ -247,7 +247,7 @@ async def test_a_damaged_run_with_items_is_found_and_can_be_cancelled_and_retrie
         assert await parts.store.end_by_force("r", 1.0)
         items = (await parts.store.load("r")).node("each").items
         assert items is not None
-        assert (items.out, items.running) == ({}, 0)
+        assert (items.in_flight, items.running) == ({}, 0)
         await parts.orchestrator.apply([Retry("r", "each")])
         for kind in ("orchestrator", "worker"):
             services.start(kind)

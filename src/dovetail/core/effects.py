@@ -327,7 +327,7 @@ def fail_node(
         if bystander.items is not None:
             if bystander.finished_at is None:
                 cancel_waiting_items(run, other, Reason.RUN_FAILED, out, now)
-                if not bystander.items.out:  # else it ends with its running items
+                if not bystander.items.in_flight:  # else it ends with its running items
                     cancel_node(run, other, Reason.RUN_FAILED, out, now)
             continue
         if bystander.phase is PUBLISHED:
@@ -461,11 +461,11 @@ def advance_map(run: RunState, index: int, out: Decision, now: float, nonce: int
         cancel_waiting_items(run, index, stopped, out, now)
     else:
         epoch = run.nodes[index].epoch
-        while len(items.out) < spec.window and (item := items.next_waiting()) is not None:
+        while len(items.in_flight) < spec.window and (item := items.next_waiting()) is not None:
             state = NodeState(epoch, 0)
             items.begin(item, state)
             queue_item(run, index, item, state, out, now, nonce)
-    if items.out:
+    if items.in_flight:
         fill_slots_and_finish(run, out, now)
     else:
         end_map(run, index, stopped, out, now, nonce)
@@ -506,7 +506,7 @@ def publish_held_items(run: RunState, index: int, out: Decision) -> None:
             heappush(run.held, index)
             return
         item = heappop(items.ready)
-        state = items.out[item]
+        state = items.in_flight[item]
         run.active += 1
         state.phase = PUBLISHED
         out.dispatch.append(Dispatch(run, index, state.token, item))
@@ -566,7 +566,7 @@ def lose_item(
 ) -> None:
     """As `lose_node`. The caller goes on with `advance_map`."""
     _, items = mapped(run, index)
-    state = items.out[item]
+    state = items.in_flight[item]
     state.crashes += 1
     lost = {"worker": state.worker, "crashes": state.crashes}
     record_item(run, index, item, state, out, now, "node.lost", lost)
@@ -587,7 +587,7 @@ def lose_item(
 def cancel_item(
     run: RunState, index: int, item: int, reason: Reason, out: Decision, now: float
 ) -> None:
-    state = mapped(run, index)[1].out[item]
+    state = mapped(run, index)[1].in_flight[item]
     state.reason = reason
     why = {"reason": reason}
     end_item(run, index, item, state, CANCELLED, out, now, "node.cancelled", why)
@@ -596,12 +596,14 @@ def cancel_item(
 def cancel_waiting_items(
     run: RunState, index: int, reason: Reason, out: Decision, now: float
 ) -> None:
-    """Cancel the items that are out and do not run. Items that were never begun need no event:
-    they end with their node."""
+    """Cancel the items that are in flight and do not run.
+
+    Items that were never begun need no event: they end with their node.
+    """
     node = run.nodes[index]
     _, items = mapped(run, index)
-    for item in sorted(items.out):
-        if items.out[item].status is not RUNNING:
+    for item in sorted(items.in_flight):
+        if items.in_flight[item].status is not RUNNING:
             cancel_item(run, index, item, reason, out, now)
     items.ready.clear()
     if node.phase is HELD:
@@ -613,7 +615,7 @@ def cancel_waiting_items(
 def end_map(
     run: RunState, index: int, stopped: Reason | None, out: Decision, now: float, nonce: int
 ) -> None:
-    """No item is out and none may be begun: the node ends, once."""
+    """No item is in flight and none may be begun: the node ends, once."""
     node = run.nodes[index]
     _, items = mapped(run, index)
     if stopped is Reason.TOO_MANY_FAILURES:
@@ -664,7 +666,7 @@ def stops(run: RunState, indices: Iterable[int]) -> list[Stop]:
         if node.items is not None:
             found += [
                 Stop(run.id, item_name(name, item), state.token)
-                for item, state in sorted(node.items.out.items())
+                for item, state in sorted(node.items.in_flight.items())
                 if state.status is RUNNING
             ]
         elif node.status is RUNNING:
@@ -679,7 +681,7 @@ def count_active(nodes: Iterable[NodeState]) -> int:
         if node.items is None:
             active += node.status is RUNNING or node.phase is PUBLISHED
         else:
-            active += count_active(node.items.out.values())
+            active += count_active(node.items.in_flight.values())
     return active
 
 
@@ -753,8 +755,8 @@ def outstanding(run: RunState) -> Decision:
             orders.dispatch.append(Dispatch(run, index, node.token))
         elif node.until is not None:
             waiting.append((node.until, Wake(run.id, name, node.token)))
-        elif node.items is not None and node.items.out:
-            for item, state in sorted(node.items.out.items()):
+        elif node.items is not None and node.items.in_flight:
+            for item, state in sorted(node.items.in_flight.items()):
                 if state.phase is PUBLISHED:
                     orders.dispatch.append(Dispatch(run, index, state.token, item))
                 elif state.until is not None:

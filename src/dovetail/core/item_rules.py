@@ -55,8 +55,8 @@ class Found(NamedTuple):
     node_index: int
     item: int
     state: NodeState
-    """Of an item that is not out, a copy that says how it ended."""
-    is_out: bool
+    """Of an item that is not in flight, a copy that says how it ended."""
+    is_in_flight: bool
 
 
 def find(run: RunState, name: str) -> Found | None:
@@ -64,7 +64,7 @@ def find(run: RunState, name: str) -> Found | None:
     if place is None:
         return None
     index, item = place
-    state = mapped(run, index)[1].out.get(item)
+    state = mapped(run, index)[1].in_flight.get(item)
     return Found(index, item, state or run.node(name), state is not None)
 
 
@@ -245,7 +245,7 @@ def refuse(run: RunState, name: str, found: Found, token: Token, now: float) -> 
     Of an item that has ended, the nonce of its start is not kept: epoch and attempt name it.
     """
     state = found.state
-    if found.is_out:
+    if found.is_in_flight:
         is_same, is_answered = state.token == token, state.answered == token
     else:
         is_same = state.token[:2] == token[:2]

@@ -1,8 +1,8 @@
 """The items of a mapped node: one with `for_each`, whose handler runs once for each item of a list.
 
-A mapped node is one node of the run. Its items are no nodes: the run keeps a status byte for each
-item, some counts, and a full state for each item that is *out*, which means begun and not ended.
-The window of the node limits how many items are out, however long the list is.
+A mapped node is one node of the run. Its items are not nodes. The run keeps a status byte for each
+item, some counts, and a full state for each item that is *in flight*: begun and not ended. The
+window of the node limits how many items are in flight, however long the list is.
 
 In transitions, events and messages an item has a name, such as `summarise[3]`. No node has such a
 name, so the two cannot be mixed up.
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 MAX_ITEMS = 100_000
 NOT_A_LIST, TOO_LARGE = "not_a_list", "too_large"
 
-WAITING, OUT = 0, 1
+WAITING, IN_FLIGHT = 0, 1
 ENDED = {NodeStatus.COMPLETED: 2, NodeStatus.FAILED: 3, NodeStatus.CANCELLED: 4}
-"""The status bytes: an item waits, is out, or has ended like this."""
+"""The status bytes: an item waits, is in flight, or has ended like this."""
 _COMPLETED, _FAILED = ENDED[NodeStatus.COMPLETED], ENDED[NodeStatus.FAILED]
 _STATUS = {byte: status for status, byte in ENDED.items()}
-_AGAIN = bytes(byte if byte in (OUT, _COMPLETED) else WAITING for byte in range(256))
+_AGAIN = bytes(byte if byte in (IN_FLIGHT, _COMPLETED) else WAITING for byte in range(256))
 """What a retry makes of each status byte."""
 
 MOST_DIGITS = 6
@@ -104,9 +104,9 @@ class MapState:
         "completed",
         "ended",
         "failed",
+        "in_flight",
         "is_reused",
         "next",
-        "out",
         "outputs",
         "ready",
         "running",
@@ -123,10 +123,10 @@ class MapState:
         self.running = self.completed = self.failed = 0
         self.is_reused = False
         """The items of an earlier run: only their outputs are known."""
-        self.out: dict[int, NodeState] = {}
+        self.in_flight: dict[int, NodeState] = {}
         """The items that were begun and have not ended."""
         self.ready: list[int] = []
-        """A heap of the items that are out and wait for the run's `max_concurrency`."""
+        """A heap of the items that are in flight and wait for the run's `max_concurrency`."""
         self.outputs: list[Any] = [None] * total
         """In the order of the items: the node's output, once it is completed."""
         self.ended: dict[int, ItemEnd] = {}
@@ -152,12 +152,12 @@ class MapState:
         return None if found < 0 else found
 
     def begin(self, item: int, state: NodeState) -> None:
-        self.statuses[item] = OUT
-        self.out[item] = state
+        self.statuses[item] = IN_FLIGHT
+        self.in_flight[item] = state
 
     def end(self, item: int, state: NodeState) -> None:
         """The item has ended as its state says; only a compact record of it stays."""
-        del self.out[item]
+        del self.in_flight[item]
         self.statuses[item] = ENDED[state.status]
         if state.status is NodeStatus.COMPLETED:
             self.completed += 1
@@ -192,7 +192,7 @@ class MapState:
         return _STATUS.get(self.statuses[item])
 
     def restore_state(self, item: int, state: NodeState) -> NodeState:
-        """Fill in the state of an item that is not out, from what is kept of it."""
+        """Fill in the state of an item that is not in flight, from what is kept of it."""
         status, end = self.status(item), self.ended.get(item)
         if status is not None:
             state.status, state.output = status, self.outputs[item]
@@ -218,16 +218,18 @@ class MapState:
 
     def recount(self) -> None:
         """Derive the counts from the states of the items."""
-        self.running = sum(one.status is NodeStatus.RUNNING for one in self.out.values())
+        self.running = sum(one.status is NodeStatus.RUNNING for one in self.in_flight.values())
         self.completed = self.statuses.count(_COMPLETED)
         self.failed = self.statuses.count(_FAILED)
-        self.ready = [item for item, one in self.out.items() if one.phase == "held"]
+        self.ready = [item for item, one in self.in_flight.items() if one.phase == "held"]
         heapify(self.ready)
 
     def snapshot(self) -> dict[str, Any]:
         """Every field, for comparing two stores."""
         kept = {name: getattr(self, name) for name in self.__slots__ if name != "values"}
-        kept["out"] = {item: state.snapshot() for item, state in sorted(self.out.items())}
+        kept["in_flight"] = {
+            item: state.snapshot() for item, state in sorted(self.in_flight.items())
+        }
         kept["statuses"] = bytes(self.statuses)
         kept["ready"], kept["outputs"] = sorted(self.ready), list(self.outputs)
         kept["ended"], kept["next"] = dict(self.ended), self.next_waiting()

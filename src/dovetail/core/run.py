@@ -196,7 +196,7 @@ class RunState:
         return self.finished_at is not None
 
     def node(self, name: str) -> NodeState:
-        """The node or item of this name. Of an item that is not out it is a copy."""
+        """The node or item of this name. Of an item that is not in flight it is a copy."""
         index = self.graph.index.get(name)
         if index is not None:
             return self.nodes[index]
@@ -206,7 +206,7 @@ class RunState:
         node, item = self.nodes[place[0]], place[1]
         items = node.items
         assert items is not None  # noqa: S101 - else it has no place
-        return items.out.get(item) or items.restore_state(item, NodeState(node.epoch, 0))
+        return items.in_flight.get(item) or items.restore_state(item, NodeState(node.epoch, 0))
 
     def place(self, name: str) -> tuple[int, int] | None:
         """The index of a mapped node and the number of its item, by the item's name."""

@@ -320,7 +320,7 @@ def take_over_items(
 ) -> None:
     """One after the other, as if each were reaped: the log does not say which it was."""
     _, items = mapped(run, index)
-    for item, state in sorted(items.out.items()):
+    for item, state in sorted(items.in_flight.items()):
         if state.status is RUNNING:
             lose_item(run, index, item, transition.max_crashes, out, now, nonce)
             advance_map(run, index, out, now, nonce)
@@ -385,7 +385,7 @@ def cancel(run: RunState, transition: Cancel, now: float, nonce: int) -> Decisio
     for index, node in enumerate(run.nodes):
         if node.status not in FINISHED:
             if node.items is not None:
-                for item in sorted(node.items.out):
+                for item in sorted(node.items.in_flight):
                     cancel_item(run, index, item, Reason.RUN_CANCELLED, out, now)
                 node.items.ready.clear()
             cancel_node(run, index, Reason.RUN_CANCELLED, out, now)
@@ -576,9 +576,9 @@ def restore(run: RunState, lease_until: float, now: float) -> Decision:
 def _restore_items(
     run: RunState, index: int, lease_until: float, out: Decision, now: float
 ) -> None:
-    """As for a node: the items that are out and do not run may have started."""
+    """As for a node: the items that are in flight and do not run may have started."""
     node, (_, items) = run.nodes[index], mapped(run, index)
-    for item, state in sorted(items.out.items()):
+    for item, state in sorted(items.in_flight.items()):
         if state.status is not QUEUED:
             continue
         if state.phase is not PUBLISHED:

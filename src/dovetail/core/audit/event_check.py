@@ -171,7 +171,7 @@ def _startable(run: RunState) -> Iterator[NodeState]:
         if node.items is None:
             yield node
         else:
-            yield from node.items.out.values()
+            yield from node.items.in_flight.values()
 
 
 def inconsistencies(run: RunState) -> list[str]:
@@ -622,10 +622,10 @@ def _compare_items(
     if made.items.statuses != kept.items.statuses:
         yield f"{subject} is kept with other items out and ended than the log makes it"
         return
-    for item, state in sorted(made.items.out.items()):
+    for item, state in sorted(made.items.in_flight.items()):
         whose = f"item {item} of {subject}"
-        yield from _compare_fields(whose, _OF_A_NODE, state, kept.items.out[item])
-        yield from _compare_details(whose, replay, state, kept.items.out[item])
+        yield from _compare_fields(whose, _OF_A_NODE, state, kept.items.in_flight[item])
+        yield from _compare_details(whose, replay, state, kept.items.in_flight[item])
     for item, end in made.items.ended.items():
         if kept.items.ended.get(item) != end:
             yield f"item {item} of {subject} is not kept as the log ends it"

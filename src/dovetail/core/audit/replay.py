@@ -242,7 +242,7 @@ def _at(run: RunState, index: Any) -> NodeState:
         items = None if place is None else _at(run, place[0]).items
         if place is None or items is None or type(place[1]) is not int:
             raise UnreadableJournal(f"there is no item {index!r}")
-        return items.out[place[1]]
+        return items.in_flight[place[1]]
     if type(index) is not int or not 0 <= index < len(run.nodes):
         raise UnreadableJournal(f"there is no node with index {index!r}")
     return run.nodes[index]
@@ -291,8 +291,8 @@ def _before(run: RunState, entry: JournalEntry) -> None:
         _at(run, index).lease_until = math.inf if lease is None else _number(lease)
     elif entry.kind == "take_over" and _number(entry.extra[1]) > 0:
         for node in run.nodes:
-            out = () if node.items is None else node.items.out.values()
-            for one in (node, *out):
+            items = () if node.items is None else node.items.in_flight.values()
+            for one in (node, *items):
                 if one.until is not None:
                     one.until -= entry.extra[1]
 
@@ -351,9 +351,9 @@ def _item_fact(
     node, item = run.nodes[place[0]], place[1]
     items = node.items
     assert items is not None  # noqa: S101 - else it has no place
-    if event.type == "node.queued" and item not in items.out:
+    if event.type == "node.queued" and item not in items.in_flight:
         items.begin(item, NodeState(event.epoch, 0))
-    state = items.out[item]
+    state = items.in_flight[item]
     fact(state, event, entry)
     if event.type not in _ENDS:
         return

@@ -512,7 +512,7 @@ class MapCounts(NamedTuple):
     tolerated: int
     next: int
     again: int
-    out: int
+    in_flight: int
     running: int
     completed: int
     failed: int
@@ -551,7 +551,7 @@ class StoredMaps(NamedTuple):
     """What Redis keeps of the items of a run that have not ended."""
 
     maps: Mapping[int, bytes]
-    """By index the counts of a mapped node, by place the state of an item that is out."""
+    """By index the counts of a mapped node, by place the state of an item that is in flight."""
     queue: Mapping[int, int]
     """Scores by place."""
 
@@ -578,8 +578,10 @@ class StoredMaps(NamedTuple):
         return _json({str(i): text.decode() for i, text in self.maps.items() if i < PLACES})
 
     def items(self, touched: set[int] | None) -> Iterator[tuple[int, bytes | None]]:
-        """The state of each item that is out, and None for each that has ended: of all items, or of
-        the touched ones."""
+        """The state of each item that is in flight, and None for each item that has ended.
+
+        Without `touched`, of all items; else only of these.
+        """
         for place, text in self.maps.items():
             if place >= PLACES and (touched is None or place in touched):
                 yield place, text
@@ -650,10 +652,10 @@ def maps_of(
     made: dict[int, MapCounts] = {}
     for index, one in counts.items():
         first = item_place(index, 0)
-        out = [nodes[place] for place in range(first, first + one.next) if place in nodes]
+        states = [nodes[place] for place in range(first, first + one.next) if place in nodes]
         again = sum(at < HELD_AT for place, at in queue.items() if split_place(place)[0] == index)
-        running = sum(fields[0] == "R" for fields in out)
-        made[index] = one._replace(out=len(out), running=running, again=again)
+        running = sum(fields[0] == "R" for fields in states)
+        made[index] = one._replace(in_flight=len(states), running=running, again=again)
     return made, {score: place for place, score in queue.items()}
 
 
@@ -705,7 +707,7 @@ def add_maps(
                 add_ended(items, place, record)
         items.running, items.completed = counts.running, counts.completed
         items.failed = counts.failed
-        items.ready = sorted(i for i, one in items.out.items() if one.phase is Phase.HELD)
+        items.ready = sorted(i for i, one in items.in_flight.items() if one.phase is Phase.HELD)
         if node.status is NodeStatus.COMPLETED:
             node.output = items.outputs
 

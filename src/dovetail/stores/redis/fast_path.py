@@ -525,7 +525,7 @@ def _nodes_of(run_id: str) -> str:
 
 
 def _key_of(run_id: str, place: int | None) -> str:
-    """Where the state of a node is, or of an item that is out."""
+    """Where the state of a node is, or of an item that is in flight."""
     return f"wf:{{{run_id}}}:{'nodes' if place is None or place < PLACES else 'maps'}"
 
 

@@ -1243,7 +1243,7 @@ def _newest(run: RunState) -> float:
         times += [at for at in (node.started_at, node.finished_at) if at is not None]
         if node.items is not None:
             times += [end.finished_at for end in node.items.ended.values()]
-            times += [one.started_at for one in node.items.out.values() if one.started_at]
+            times += [one.started_at for one in node.items.in_flight.values() if one.started_at]
     return max(times)
 
 

@@ -68,7 +68,7 @@ for k, place in ipairs(places) do
   granted[k + 1] = mine
 end
 if won > 0 then
-  -- total, window, tolerated, next, again, out, then how many run
+  -- total, window, tolerated, next, again, in_flight, then running
   local head, running, tail = match(call('HGET', KEYS[1], index),
     '^(%d+|%d+|%d+|%d+|%d+|%d+)|(%d+)|(.*)$')
   states[#states + 1] = index

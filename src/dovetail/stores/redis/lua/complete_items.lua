@@ -16,11 +16,12 @@ for k = 1, many do asked[k + 1] = ARGV[3 * k + 1] end
 local before = call('HMGET', KEYS[2], unpack(asked))
 local unfinished, active, kept_bytes, max_bytes = match(call('HGET', KEYS[1], 'counts') or '',
   '^(%d+)|(%d+)|1:?(%d*):?(%d*)$')
-local total, window, tolerated, following, out, running, completed, failed, rest, bytes = match(
+local total, window, tolerated, following, in_flight, running, completed, failed, rest, bytes = match(
   before[1] or '', '^(%d+)|(%d+)|(%d+)|(%d+)|0|(%d+)|(%d+)|(%d+)|(%d+)|(%-?%d+|%-?%d+)|(%d+)$')
 if unfinished == nil or total == nil or tonumber(failed) > tonumber(tolerated) then return {0, 0, 0} end
 active, kept_bytes, max_bytes = tonumber(active), tonumber(kept_bytes), tonumber(max_bytes)
-total, window, following, out = tonumber(total), tonumber(window), tonumber(following), tonumber(out)
+total, window = tonumber(total), tonumber(window)
+following, in_flight = tonumber(following), tonumber(in_flight)
 bytes = tonumber(bytes)
 
 local reply, states, gone, ended, log, seen = {0, 0, following}, {}, {}, {}, {}, {}
@@ -41,7 +42,7 @@ for k = 1, many do
     if n == token then record = 'C' .. pack('>d', started) .. time .. '1|1|' .. worker .. '\n' end
   end
   if record == nil or seen[place] then break end
-  if out == 1 and following == total then break end -- the node ends with it
+  if in_flight == 1 and following == total then break end -- the node ends with it
   if max_bytes ~= nil then
     if kept_bytes + #output > max_bytes then break end
     kept_bytes = kept_bytes + #output
@@ -52,12 +53,12 @@ for k = 1, many do
   ended[2 * k - 1] = place
   ended[2 * k] = record .. output
   bytes = bytes + #output
-  out, active = out - 1, active - 1
+  in_flight, active = in_flight - 1, active - 1
   events = events + 1
   log[events] = of_completed .. pack('>I5', place)
-  while out < window and following < total do
+  while in_flight < window and following < total do
     local begun = first + following
-    following, out, active = following + 1, out + 1, active + 1
+    following, in_flight, active = following + 1, in_flight + 1, active + 1
     states[written + 1] = begun
     states[written + 2] = queued
     written = written + 2
@@ -81,7 +82,7 @@ end
 reply[1] = done
 states[written + 1] = index
 states[written + 2] = string.format('%d|%d|%s|%d|0|%d|%d|%d|%s|%s|%.0f', total, window, tolerated,
-  following, out, running - done, completed + done, failed, rest, bytes)
+  following, in_flight, running - done, completed + done, failed, rest, bytes)
 local counts = unfinished .. '|' .. active .. '|1'
 if max_bytes ~= nil then counts = counts .. string.format(':%d:%d', kept_bytes, max_bytes) end
 call('HSET', KEYS[1], 'counts', counts)

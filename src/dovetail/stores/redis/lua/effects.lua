@@ -162,7 +162,7 @@ local function repeat_reply()
     local p = node(i).p
     if node(i).n == nonce and (p == 'P' or p == 'E') then add_order(out.dispatch, i) end
     if map.of(i) then
-      for _, place in ipairs(map.out_items(i)) do
+      for _, place in ipairs(map.items_in_flight(i)) do
         if node(place).n == nonce and node(place).p == 'P' then add_order(out.dispatch, place) end
       end
     end
@@ -403,7 +403,7 @@ local function fail_node(i, err, reason, traceback)
     if map.of(other) then
       if bystander.fi == '' then
         map.cancel_waiting_items(other, 'run_failed')
-        if map.of(other).out == 0 then cancel_node(other, 'run_failed') end
+        if map.of(other).in_flight == 0 then cancel_node(other, 'run_failed') end
       end
     else
       if bystander.p == 'P' then run.active = run.active - 1 end

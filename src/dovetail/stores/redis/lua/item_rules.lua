@@ -10,13 +10,13 @@ local function found(move)
 end
 
 local function with_token(move)
-  local nd = out_item(move.i)
+  local nd = item_in_flight(move.i)
   if nd ~= nil and same_token(nd, move) then return nd end
 end
 
 -- Of an item that has ended the nonce of its start is not kept: epoch and attempt name it.
 local function refuse_item(move)
-  local nd = out_item(move.i)
+  local nd = item_in_flight(move.i)
   local is_same, is_answered, status
   if nd ~= nil then
     local epoch = nd.an == '0' and 0 or nd.e
@@ -167,7 +167,7 @@ rules.expand = function(move)
   local m = map.of(move.i)
   if m and m.total ~= move.total then map.forget(move.i) end
   if not m or m.total ~= move.total then
-    m = {total = move.total, next = 0, again = 0, out = 0, running = 0, completed = 0, failed = 0,
+    m = {total = move.total, next = 0, again = 0, in_flight = 0, running = 0, completed = 0, failed = 0,
       cancelled = 0, first = -1, bytes = 0}
     maps[move.i] = m
   end

@@ -3,7 +3,7 @@
 -- The place of an item is (index of its node + 1) * PLACES + its number. No node has such an index, so
 -- that states, events and orders of items are those of nodes under another number.
 --   KEYS[8]   wf:{id}:maps   hash  index -> the counts of a mapped node whose list is known, see COUNTS;
---                                  place -> state of an item that is out: begun and not ended
+--                                  place -> state of an item that is in flight: begun and not ended
 --   KEYS[9]   wf:{id}:items  hash  place -> an item that has ended: its record, see `end_item`. Of items
 --                                  from `next` on, one that an earlier epoch left behind, which says nothing
 --   KEYS[10]  wf:{id}:queue  zset  places, with scores in three ranges: items that wait again after a
@@ -11,7 +11,7 @@
 -- Items are begun in the order of the list, so that all before `next` were begun.
 local ITEMS, QUEUE = KEYS[9], KEYS[10]
 local HELD_AT, ENDED_AT = 1099511627776, 2199023255552 -- 2^40, 2^41: behind every place
-local COUNTS = {'total', 'window', 'tolerated', 'next', 'again', 'out', 'running', 'completed', 'failed',
+local COUNTS = {'total', 'window', 'tolerated', 'next', 'again', 'in_flight', 'running', 'completed', 'failed',
   'cancelled', 'first', 'bytes'}
 local maps, records, all_are_read = {}, {}, false
 map.forgotten = {} -- the indexes of mapped nodes that begin anew
@@ -48,8 +48,8 @@ map.text_of = function(m)
   return table.concat(values, '|')
 end
 
--- The state of an item that is out, or nothing.
-local function out_item(place)
+-- The state of an item that is in flight, or nothing.
+local function item_in_flight(place)
   if nodes[place] == nil then
     local text = call('HGET', MAPS, place)
     if not text then return nil end
@@ -59,8 +59,8 @@ local function out_item(place)
   return nodes[place]
 end
 
--- The places of a node's items that are out, in order.
-map.out_items = function(i)
+-- The places of a node's items that are in flight, in order.
+map.items_in_flight = function(i)
   if not all_are_read then
     all_are_read = true
     local kept = call('HGETALL', MAPS)
@@ -152,7 +152,7 @@ local function end_item(i, place, status, kind, data, output)
   local nd, m = node(place), map.of(i)
   if nd.s == 'R' then m.running = m.running - 1 end
   if nd.s == 'R' or nd.p == 'P' then run.active = run.active - 1 end
-  m.out = m.out - 1
+  m.in_flight = m.in_flight - 1
   local kept = end_fields(place)
   if status == 'C' then
     m.completed = m.completed + 1
@@ -187,9 +187,9 @@ map.cancel_item = function(i, place, reason)
   end_item(i, place, 'X', 'node.cancelled', '{"reason":"' .. reason .. '"}')
 end
 
--- Cancel the items that are out and do not run.
+-- Cancel the items that are in flight and do not run.
 map.cancel_waiting_items = function(i, reason)
-  for _, place in ipairs(map.out_items(i)) do
+  for _, place in ipairs(map.items_in_flight(i)) do
     if node(place).s ~= 'R' then map.cancel_item(i, place, reason) end
   end
   if node(i).p == 'H' then
@@ -217,7 +217,7 @@ local function kids_of(i)
   return request.kids[tostring(i)]
 end
 
--- No item is out and none may be begun: the node ends, once.
+-- No item is in flight and none may be begun: the node ends, once.
 local function end_map(i, stopped)
   local m = map.of(i)
   if stopped == 'too_many_failures' then
@@ -246,7 +246,7 @@ local function begin_next(i)
   else
     return nil
   end
-  m.out = m.out + 1
+  m.in_flight = m.in_flight + 1
   nodes[place] = fresh(node(i).e)
   return place
 end
@@ -257,13 +257,13 @@ map.advance = function(i)
   if stopped ~= nil then
     map.cancel_waiting_items(i, stopped)
   else
-    while m.out < m.window do
+    while m.in_flight < m.window do
       local place = begin_next(i)
       if place == nil then break end
       queue_item(i, place)
     end
   end
-  if m.out > 0 then
+  if m.in_flight > 0 then
     fill_slots_and_finish()
   else
     end_map(i, stopped)
@@ -306,7 +306,7 @@ end
 -- The items of a node that begins anew are forgotten.
 map.forget = function(i)
   local m = map.of(i)
-  for _, place in ipairs(map.out_items(i)) do
+  for _, place in ipairs(map.items_in_flight(i)) do
     nodes[place].gone = true
     touched[place] = true
     ends[place] = {'', -1, '', true}
@@ -324,7 +324,7 @@ end
 -- Stop orders for a node, or for its items, that run.
 map.stop = function(i)
   if map.of(i) then
-    for _, place in ipairs(map.out_items(i)) do
+    for _, place in ipairs(map.items_in_flight(i)) do
       if node(place).s == 'R' then add_order(out.stop, place) end
     end
   elseif node(i).s == 'R' then
