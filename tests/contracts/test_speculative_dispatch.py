@@ -205,7 +205,7 @@ async def test_parents_of_many_runs_are_read_together_even_if_some_were_skipped(
         run_id = f"r{number}"
         decision = await hot.store.create(Submit(run_id, of, {}), 1.0)
         (a,) = decision.dispatch
-        start = Task(run_id, "a", a.token, "h", {}, {}, {}, 1.0, node_index=a.node_index)
+        start = Task(run_id, "a", a.token, "h", {}, {}, {}, 1.0, place=a.node_index)
         await hot.store.claim([start], "w", 20.0, 2.0)
         await hot.store.apply([completion(start)], 3.0)
         orders[run_id] = [Dispatch(a.run, of.index["c"], a.token)]

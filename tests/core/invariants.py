@@ -417,7 +417,7 @@ def _check_orders(
         assert old is not None
         assert old["status"] is NodeStatus.RUNNING
         assert old["token"] == stop.token
-        if stop.node not in run.graph.index and run.place(stop.node) is None:
+        if stop.node not in run.graph.index and run.find_item(stop.node) is None:
             continue  # an item of a node that was reset
         now_is = run.node(stop.node)
         assert now_is.status is not NodeStatus.RUNNING or now_is.token != stop.token

@@ -152,7 +152,7 @@ def complete_item_whatever_its_token(
 def complete_item_that_has_ended(run: RunState, move: Complete, now: float, nonce: int) -> Decision:
     """Each repeated delivery ends the node again, if no item is published or runs."""
     decision = item_rules.complete(run, move, now, nonce)
-    found = item_rules.find(run, move.node)
+    found = item_rules.find_item(run, move.node)
     if not decision.changed and found is not None:
         decision = Decision()
         effects.advance_map(run, found.node_index, decision, now, nonce)
@@ -173,7 +173,7 @@ real_advance_map = effects.advance_map
 
 def end_with_the_first(run: RunState, index: int, out: Decision, now: float, nonce: int) -> None:
     real_advance_map(run, index, out, now, nonce)
-    items = effects.mapped(run, index)[1]
+    items = effects.map_of(run, index)[1]
     if items.in_flight and items.completed:
         effects.end_map(run, index, None, out, now, nonce)
 

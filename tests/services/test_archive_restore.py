@@ -675,7 +675,7 @@ class TestARestoredAtMostOnceNode:
             async def send(self, tasks: Sequence[Any]) -> None:
                 for task in tasks:
                     kept = await world.archive.read(task.run_id)
-                    place = task.node_index
+                    place = task.place
                     known = kept is not None and kept.nodes.get(place, "W").startswith("Q")
                     sent.append((task.node_id, known))
 

@@ -37,7 +37,7 @@ def tasks(count: int, **changes: Any) -> list[Task]:
     plain = Task("run", "n0", TOKEN, "h", {}, {}, FAMILY, 300.0, None, (), None, 0)._replace(
         **changes
     )
-    return [plain._replace(node_id=f"n{i}", config={"i": i}, node_index=i) for i in range(count)]
+    return [plain._replace(node_id=f"n{i}", config={"i": i}, place=i) for i in range(count)]
 
 
 class PackedStreams:
@@ -105,7 +105,7 @@ async def test_items_of_several_nodes_share_messages_and_arrive_unchanged(
     def item(owner: str, node: int, number: int) -> Task:
         (plain,) = tasks(1, source=None, params=None)
         name, place = f"{owner}[{number}]", item_place(node, number)
-        return plain._replace(node_id=name, node_index=place, item=[number], item_index=number)
+        return plain._replace(node_id=name, place=place, item=[number], item_index=number)
 
     sent = [item(owner, node, number) for node, owner in enumerate("ab") for number in range(70)]
     sent = [*sent[::2], *sent[1::2]]
@@ -167,7 +167,7 @@ async def test_all_tasks_of_a_message_of_a_dead_worker_are_reclaimed(post: Packe
     found = await heir.tasks(1000)
     heir._look_at = float("inf")
     found += await heir.tasks(1000)  # and what was not read
-    assert sorted(task.node_index or 0 for _, task in found) == list(range(128))
+    assert sorted(task.place or 0 for _, task in found) == list(range(128))
     await settled(heir, found, post)
     await post.emptied()
 
@@ -376,7 +376,7 @@ async def test_tasks_that_cannot_start_here_are_shared_with_other_workers(
     assert await post.length() == 108  # each by itself, so that many can take some
     other = await post.hire("other")
     found = await other.tasks(1000)
-    assert sorted(task.node_index or 0 for _, task in (*begun, *found)) == list(range(128))
+    assert sorted(task.place or 0 for _, task in (*begun, *found)) == list(range(128))
     await settled(other, found, post)
     await post.emptied()
 
@@ -434,4 +434,4 @@ async def test_a_leaving_worker_returns_the_tasks_that_it_did_not_start(
     keeper, begun = await keeping(post)
     await keeper.close()
     found = await (await post.hire("other")).tasks(1000)
-    assert sorted(task.node_index or 0 for _, task in (*begun, *found)) == list(range(128))
+    assert sorted(task.place or 0 for _, task in (*begun, *found)) == list(range(128))

@@ -426,15 +426,15 @@ def queue_map(run: RunState, index: int, out: Decision, now: float, nonce: int) 
 
 
 def open_map(node: NodeState, total: int) -> None:
-    """The list is known. Items that were completed in an earlier epoch stay completed."""
+    """The list is known. Items that a retry kept stay, unless the list has another length now."""
     if node.items is None or node.items.total != total:
         node.items = MapState(total)
     node.phase = None
     node.token = Token(node.epoch, 1, NO_START)
 
 
-def mapped(run: RunState, index: int) -> tuple[MapSpec, MapState]:
-    """Of a mapped node whose list is known."""
+def map_of(run: RunState, index: int) -> tuple[MapSpec, MapState]:
+    """The definition and the items of a mapped node whose list is known."""
     spec, items = run.graph.nodes[index].for_each, run.nodes[index].items
     assert spec is not None  # noqa: S101 - only such nodes have items
     assert items is not None  # noqa: S101
@@ -442,8 +442,8 @@ def mapped(run: RunState, index: int) -> tuple[MapSpec, MapState]:
 
 
 def why_stopped(run: RunState, index: int) -> Reason | None:
-    """Why no item of the mapped node may be started any more, if that is so."""
-    spec, items = mapped(run, index)
+    """Why no further item of the mapped node may start; None while items may."""
+    spec, items = map_of(run, index)
     if items.failed > spec.tolerated(items.total):
         return Reason.TOO_MANY_FAILURES
     return Reason.RUN_FAILED if run.status is not RunStatus.RUNNING else None
@@ -452,10 +452,10 @@ def why_stopped(run: RunState, index: int) -> Reason | None:
 def advance_map(run: RunState, index: int, out: Decision, now: float, nonce: int) -> None:
     """End a decision about items: begin the next ones, or end their node.
 
-    The order decides that the join fires once: an item leaves `out` once, and the node ends with
-    the last one.
+    The join fires once, because an item leaves `in_flight` once, and the node ends with the last
+    one.
     """
-    spec, items = mapped(run, index)
+    spec, items = map_of(run, index)
     stopped = why_stopped(run, index)
     if stopped is not None:
         cancel_waiting_items(run, index, stopped, out, now)
@@ -481,7 +481,7 @@ def queue_item(
 
 
 def publish_item(run: RunState, index: int, item: int, state: NodeState, out: Decision) -> None:
-    """As `publish`. A held item makes its node a held one."""
+    """As `publish`, for an item. If the item is held, so is its node."""
     limit, node = run.graph.max_concurrency, run.nodes[index]
     if limit is None or not (run.held or run.active >= limit):
         run.active += 1
@@ -489,7 +489,7 @@ def publish_item(run: RunState, index: int, item: int, state: NodeState, out: De
         out.dispatch.append(new_tuple(Dispatch, (run, index, state.token, item)))
         return
     state.phase = HELD
-    heappush(mapped(run, index)[1].ready, item)
+    heappush(map_of(run, index)[1].ready, item)
     if node.phase is not HELD:
         node.phase = HELD
         heappush(run.held, index)
@@ -499,7 +499,7 @@ def publish_held_items(run: RunState, index: int, out: Decision) -> None:
     """It is the turn of a held mapped node: its first items take the free slots of the run."""
     limit, node = run.graph.max_concurrency, run.nodes[index]
     node.phase = None
-    _, items = mapped(run, index)
+    _, items = map_of(run, index)
     while items.ready:
         if limit is not None and run.active >= limit:
             node.phase = HELD
@@ -512,8 +512,8 @@ def publish_held_items(run: RunState, index: int, out: Decision) -> None:
         out.dispatch.append(Dispatch(run, index, state.token, item))
 
 
-def hold_back(run: RunState) -> None:
-    """Derive what is held from the phases of nodes and items."""
+def recount_held(run: RunState) -> None:
+    """Derive `held`, and the counts of items, from the states of nodes and items."""
     for node in run.nodes:
         if node.items is not None:
             node.items.recount()
@@ -535,7 +535,7 @@ def end_item(
 ) -> None:
     """The item has ended: only a compact record of it stays. The caller goes on with
     `advance_map`."""
-    _, items = mapped(run, index)
+    _, items = map_of(run, index)
     if state.status is RUNNING:
         items.running -= 1
     if state.status is RUNNING or state.phase is PUBLISHED:
@@ -564,8 +564,8 @@ def fail_item(
 def lose_item(
     run: RunState, index: int, item: int, max_crashes: int, out: Decision, now: float, nonce: int
 ) -> None:
-    """As `lose_node`. The caller goes on with `advance_map`."""
-    _, items = mapped(run, index)
+    """As `lose_node`, for an item. The caller goes on with `advance_map`."""
+    _, items = map_of(run, index)
     state = items.in_flight[item]
     state.crashes += 1
     lost = {"worker": state.worker, "crashes": state.crashes}
@@ -587,7 +587,7 @@ def lose_item(
 def cancel_item(
     run: RunState, index: int, item: int, reason: Reason, out: Decision, now: float
 ) -> None:
-    state = mapped(run, index)[1].in_flight[item]
+    state = map_of(run, index)[1].in_flight[item]
     state.reason = reason
     why = {"reason": reason}
     end_item(run, index, item, state, CANCELLED, out, now, "node.cancelled", why)
@@ -601,7 +601,7 @@ def cancel_waiting_items(
     Items that were never begun need no event: they end with their node.
     """
     node = run.nodes[index]
-    _, items = mapped(run, index)
+    _, items = map_of(run, index)
     for item in sorted(items.in_flight):
         if items.in_flight[item].status is not RUNNING:
             cancel_item(run, index, item, reason, out, now)
@@ -617,7 +617,7 @@ def end_map(
 ) -> None:
     """No item is in flight and none may be begun: the node ends, once."""
     node = run.nodes[index]
-    _, items = mapped(run, index)
+    _, items = map_of(run, index)
     if stopped is Reason.TOO_MANY_FAILURES:
         resolve(run, fail_node(run, index, map_error(run, index), out, now), out, now, nonce)
     elif items.completed + items.failed == items.total:
@@ -631,8 +631,8 @@ def end_map(
 
 
 def map_error(run: RunState, index: int) -> dict[str, Any]:
-    """The error of the first failed item, and how many failed."""
-    spec, items = mapped(run, index)
+    """The error of the first failed item, with a message that says how many failed."""
+    spec, items = map_of(run, index)
     item = items.first_failed()
     own = items.ended[item].error or {}
     failed = f"{items.failed} of {items.total} items failed, {spec.tolerated(items.total)} may"
@@ -658,8 +658,8 @@ def record_item(
         out.events.append(new_tuple(Event, fields))
 
 
-def stops(run: RunState, indices: Iterable[int]) -> list[Stop]:
-    """Stop orders for those of these nodes, and of their items, that are running."""
+def stop_orders(run: RunState, indices: Iterable[int]) -> list[Stop]:
+    """Stop orders for these nodes and for their items, as far as they are RUNNING."""
     found = []
     for index in indices:
         node, name = run.nodes[index], run.graph.nodes[index].id

@@ -67,8 +67,8 @@ def task_fields(task: Task) -> list[str | bytes]:
         *("run_id", task.run_id, "node_id", task.node_id, "token", str(task.token)),
         *("handler", task.handler, "config", dumps(task.config), "inputs", inputs_text(task)),
     ]
-    if task.node_index is not None:
-        fields += ["place", str(task.node_index)]
+    if task.place is not None:
+        fields += ["place", str(task.place)]
     if task.params != {}:
         fields += ["params", params_text(task)]
     if task.timeout_seconds != USUAL_TIMEOUT:
@@ -451,7 +451,7 @@ def task_messages(tasks: Iterable[Task]) -> list[Command]:
             like = task
             before, between, behind = _common(task)
         node_id, config = task.node_id.encode(), orjson.dumps(task.config)
-        place = str(task.node_index).encode()
+        place = str(task.place).encode()
         message = (before, len(node_id), node_id, between, len(config), config, behind)
         messages.append(_TASK % (*message, len(place), place))
     return messages
@@ -461,7 +461,7 @@ def _is_usual(task: Task) -> bool:
     """Whether there is nothing to say of it but what nearly every task has."""
     named = task.resource_tag is not None or task.trace is not None
     unusual = named or task.deferred or task.cache or task.timeout_seconds != USUAL_TIMEOUT
-    return not unusual and task.node_index is not None
+    return not unusual and task.place is not None
 
 
 def _are_siblings(task: Task, other: Task) -> bool:
@@ -525,7 +525,7 @@ def _task_pack(pack: Sequence[_Packable]) -> Command:
         if shared is not like:
             like = shared
             more.append([*shared])
-        where = task.node_index if task.item_index is None else [task.node_index, task.item]
+        where = task.place if task.item_index is None else [task.place, task.item]
         more[-1] += (task.node_id, orjson.Fragment(config), where)
     if not isinstance(alone, bytes):  # an item
         return (*alone, "more", orjson.dumps(more), "tasks", str(len(pack)))

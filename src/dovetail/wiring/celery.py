@@ -458,13 +458,11 @@ class TaskRunner:
         return found[0] if found else None
 
     def _why_not(self, task: Task) -> dict[str, Any]:
-        if task.node_index is None:
+        if task.place is None:
             return {"skipped": True}
         _, nodes, _, outputs, *_ = keys_of(task.run_id)
         node_state, output = done(
-            self.pipe.call_many(
-                [("HGET", nodes, task.node_index), ("HGET", outputs, task.node_index)]
-            )
+            self.pipe.call_many([("HGET", nodes, task.place), ("HGET", outputs, task.place)])
         )
         node = None if node_state is None else node_of(node_state.decode())
         if node is not None and node.status is NodeStatus.COMPLETED:

@@ -415,7 +415,7 @@ class Claims:
                 asked_for = ""
                 for at in mine:
                     task = tasks[at]
-                    place = await self._place(task) if task.node_index is None else task.node_index
+                    place = await self._place(task) if task.place is None else task.place
                     if place is None or (place >= PLACES) is (owner == ""):
                         continue
                     if task.token is not last:  # what became ready together has one
@@ -514,8 +514,8 @@ class Claims:
 
     async def _place(self, task: Task) -> int | None:
         """Where the node is in its definition: the message says so, or the run does."""
-        if task.node_index is not None:
-            return task.node_index
+        if task.place is not None:
+            return task.place
         header = await self._headers.find(task.run_id)
         return None if header is None else place_in(header.run.graph, task.node_id)
 

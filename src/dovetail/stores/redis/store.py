@@ -1066,7 +1066,7 @@ class RedisLeases:
         kept = [False] * len(tasks)
         by_run: dict[str, list[int]] = {}
         for at, task in enumerate(tasks):
-            if task.node_index is not None:
+            if task.place is not None:
                 by_run.setdefault(task.run_id, []).append(at)
         asked = [
             self._redis.script_command(
@@ -1084,7 +1084,7 @@ class RedisLeases:
             for places, (_, _, _, decisions) in zip(by_run.values(), answers, strict=True):
                 for at, decision in zip(places, decisions, strict=True):
                     kept[at] = bool(decision[0])
-        if unindexed := [at for at, task in enumerate(tasks) if task.node_index is None]:
+        if unindexed := [at for at, task in enumerate(tasks) if task.place is None]:
             moves = [
                 Renew(tasks[at].run_id, tasks[at].node_id, tasks[at].token, until)
                 for at in unindexed
@@ -1102,7 +1102,7 @@ def _renewal(task: Task, now: float, until: float) -> Fields:
         "kind": "renew",
         "now": time_text(now),
         "nonce": str(new_nonce()),
-        "i": task.node_index,
+        "i": task.place,
         "te": epoch,
         "ta": attempt,
         "n": str(nonce),

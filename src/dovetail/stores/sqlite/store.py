@@ -42,7 +42,7 @@ from dovetail.core.caching import entries
 from dovetail.core.dag import Graph
 from dovetail.core.definition.model import Webhook
 from dovetail.core.definition.source import gc_paused
-from dovetail.core.effects import outstanding, stops
+from dovetail.core.effects import outstanding, stop_orders
 from dovetail.core.errors import BrokenRun, Conflict, NotFound, StoreError, StoreLost, one_line
 from dovetail.core.events import Event, Token
 from dovetail.core.feed import FeedEntry, FeedPosition, check_position
@@ -1248,7 +1248,7 @@ def _newest(run: RunState) -> float:
 
 
 def _running(run: RunState) -> set[tuple[str, Token]]:
-    return {(stop.node, stop.token) for stop in stops(run, range(len(run.nodes)))}
+    return {(stop.node, stop.token) for stop in stop_orders(run, range(len(run.nodes)))}
 
 
 MAX_CALLERS = 10_000

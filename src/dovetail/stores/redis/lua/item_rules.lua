@@ -41,8 +41,8 @@ local function refuse_item(move)
     .. ',{"reason":"' .. (is_same and 'node is ' .. NAMES[status] or 'stale') .. '"}]')
 end
 
--- The item has an output; it fails if the run may not keep so many bytes.
-local function return_item(i, move, kind)
+-- End an item that has an output; it fails if the run would exceed its limit of bytes.
+local function accept_output(i, move, kind)
   local is_heavy = run.max_bytes ~= nil and run.kept_bytes + #move.output > run.max_bytes
   if needs_graph(i, is_heavy) then return NEED_GRAPH end
   if weigh(move.output) then
@@ -58,14 +58,14 @@ of_items.complete = function(move)
   if i == nil then return end
   local nd = with_token(move)
   if nd == nil or nd.s ~= 'R' then return refuse_item(move) end
-  return return_item(i, move, 'node.completed')
+  return accept_output(i, move, 'node.completed')
 end
 
 of_items.recall = function(move)
   local i = found(move)
   local nd = i ~= nil and with_token(move)
   if not nd or nd.p ~= 'P' then return end
-  return return_item(i, move, 'node.cached')
+  return accept_output(i, move, 'node.cached')
 end
 
 of_items.fail = function(move)
