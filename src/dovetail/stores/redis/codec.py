@@ -57,7 +57,12 @@ from dovetail.core.transitions import (
 )
 from dovetail.redis_client.pipelined import load_script
 from dovetail.stores.redis.packed import KINDS as PACKED_KINDS
-from dovetail.stores.redis.packed import REST_AT, packed_record, unpacked_record, usual_event
+from dovetail.stores.redis.packed import (
+    RECORD_REST_OFFSET,
+    packed_record,
+    unpacked_record,
+    usual_event,
+)
 
 BESIDE_A_RUN = ("caller", "logs", "logs:seq", "exported")
 """Keys of a run that its rules do not need. They are deleted with it."""
@@ -112,8 +117,9 @@ PHASE_LETTERS = {phase: letter for letter, phase in _PHASES.items()}
 SEPARATOR = "|"
 PARTS = ("meta", "nodes", "deps", "out", "ends", "events", "held", "maps", "items", "queue")
 """The keys of a run; the last three are for the items of mapped nodes, see items.lua."""
-HELD_AT, ENDED_AT = 1 << 40, 1 << 41
-"""Where the scores of held items, and of items that ended without an output, begin in `queue`."""
+HELD_OFFSET, ENDED_OFFSET = 1 << 40, 1 << 41
+"""What `queue` adds to the place of an item to get its score: nothing if it waits again after a
+retry, the first if it is held, the second if it ended without an output. No place is so large."""
 UNIT = 100_000
 """How `deps` counts: so much for a settled parent, one more for a completed one."""
 PENDING = 6
@@ -143,9 +149,9 @@ def place_in(graph: Graph, name: str) -> int | None:
 
 def _needs(graph: Graph, spec: NodeSpec) -> tuple[int, ...]:
     reads = [graph.index[name] for name in spec.config.reads if name in graph.index]
-    if spec.for_each is not None:  # its handlers read inputs themselves, if they want one
-        own = ("item", "index")
-        return tuple(dict.fromkeys(place for place in reads if graph.nodes[place].id not in own))
+    if spec.for_each is not None:  # inputs do not travel with items, and `item` hides a node
+        hidden = ("item", "index")
+        return tuple(dict.fromkeys(index for index in reads if graph.nodes[index].id not in hidden))
     return tuple(dict.fromkeys([*spec.parents, *reads]))
 
 
@@ -200,9 +206,9 @@ class GraphShape:
         """A digit for each node, 1 if its failure is allowed; empty if that is so of no node."""
         flags = "".join("0" if spec.for_each is None else "1" for spec in graph.nodes)
         self.mapped = flags if "1" in flags else ""
-        """The same, 1 for a mapped node."""
+        """A digit for each node, 1 if it is mapped; empty if no node is."""
         self.list_needs = [_list_needs(graph, spec) for spec in graph.nodes]
-        """Of each mapped node, the nodes that its list reads."""
+        """Of each node, the nodes that its list reads, if it is mapped."""
         self.children_text = [
             "?"
             if not all(graph.nodes[child].is_direct for child in spec.children)
@@ -248,7 +254,7 @@ class GraphShape:
         if self.mapped:
             body["mapped"] = self.mapped
             owners = {split_place(move["i"])[0] for move in moves if "i" in move}
-            body["kids"] = {str(i): self._children[i] for i in owners if self.is_mapped(i)}
+            body["children"] = {str(i): self._children[i] for i in owners if self.is_mapped(i)}
         return orjson.dumps(body)
 
     def families(self, ready: Iterable[int], skipped: Iterable[int]) -> dict[str, list[Any]]:
@@ -530,7 +536,7 @@ class MapCounts(NamedTuple):
 
     @classmethod
     def of_reused(cls, graph: Graph, index: int, node: NodeState) -> MapCounts | None:
-        """Of a node that a fork begins with: no item of it was begun. None if it is not mapped."""
+        """The counts of a node that a fork reuses. None if it is not mapped."""
         spec, items = graph.nodes[index].for_each, node.items
         if spec is None or items is None:
             return None
@@ -543,17 +549,19 @@ class MapCounts(NamedTuple):
 
     @property
     def output_size(self) -> int:
-        """The bytes of the node's output, which is a list: some places of it are null."""
+        """The bytes of the node's output: the outputs of its items, a null for each other item,
+        commas and brackets."""
         return self.kept_bytes + 4 * (self.total - self.completed) + max(self.total - 1, 0) + 2
 
 
 class StoredMaps(NamedTuple):
-    """What Redis keeps of the items of a run that have not ended."""
+    """What Redis keeps of the mapped nodes of a run and of their items, beside the records of items
+    that have ended."""
 
     maps: Mapping[int, bytes]
     """By index the counts of a mapped node, by place the state of an item that is in flight."""
     queue: Mapping[int, int]
-    """Scores by place."""
+    """Scores in the sorted set `queue`, by place."""
 
     @classmethod
     def parse(cls, maps: Sequence[bytes], queue: Sequence[bytes]) -> StoredMaps:
@@ -564,7 +572,7 @@ class StoredMaps(NamedTuple):
 
     @classmethod
     def of_archive(cls, counts: str, nodes: Mapping[int, str]) -> StoredMaps:
-        """The same from the archive: the counts, and the items among these nodes."""
+        """The same from what the archive has: the counts, and the items among these nodes."""
         maps = parsed_counts(counts)
         texts = {place: text.encode() for place, text in nodes.items() if place >= PLACES}
         return cls(
@@ -588,7 +596,7 @@ class StoredMaps(NamedTuple):
         if touched is None:
             ended = (place for index in self.maps if index < PLACES for place in self.ended(index))
         else:
-            waiting = {place for place, at in self.queue.items() if at < HELD_AT}
+            waiting = {place for place, score in self.queue.items() if score < HELD_OFFSET}
             ended = (
                 place
                 for place in touched
@@ -607,8 +615,12 @@ class StoredMaps(NamedTuple):
         first = item_place(index, 0)
         last = first + MapCounts.parse(self.maps[index]).next
         if without_output:
-            return sorted(p for p, at in self.queue.items() if at >= ENDED_AT and first <= p < last)
-        waiting = {place for place, at in self.queue.items() if at < HELD_AT}
+            return sorted(
+                place
+                for place, score in self.queue.items()
+                if score >= ENDED_OFFSET and first <= place < last
+            )
+        waiting = {place for place, score in self.queue.items() if score < HELD_OFFSET}
         return [p for p in range(first, last) if p not in self.maps and p not in waiting]
 
 
@@ -624,7 +636,7 @@ def parsed_counts(text: str) -> dict[int, MapCounts]:
 
 
 def _queue(maps: Mapping[int, MapCounts], texts: Mapping[int, bytes]) -> dict[int, int]:
-    """What `queue` has of items, from the counts of their nodes and their own states."""
+    """Derive `queue`, scores by place, from the counts of mapped nodes and the states of items."""
     found: dict[int, int] = {}
     for index, counts in maps.items():
         first = item_place(index, 0)
@@ -633,9 +645,9 @@ def _queue(maps: Mapping[int, MapCounts], texts: Mapping[int, bytes]) -> dict[in
             if text is None:
                 found[place] = place
             elif text[:1] in b"FX":
-                found[place] = place + ENDED_AT
+                found[place] = place + ENDED_OFFSET
             elif text[:1] == b"Q" and text.split(b"|")[8] == b"H":
-                found[place] = place + HELD_AT
+                found[place] = place + HELD_OFFSET
     return found
 
 
@@ -644,8 +656,8 @@ def maps_of(
     nodes: Mapping[int, Sequence[str]],
     records: Mapping[int, bytes],
 ) -> tuple[dict[int, MapCounts], dict[int, int]]:
-    """The counts of mapped nodes whose items are these, and `queue` as Redis is given it: places by
-    score."""
+    """Derive the counts of mapped nodes, and `queue` as the script takes it (places by score), from
+    their items: `nodes` are in flight, `records` have ended."""
     texts = {place: SEPARATOR.join(fields).encode() for place, fields in nodes.items()}
     texts.update(records)
     queue = _queue(counts, texts)
@@ -653,14 +665,16 @@ def maps_of(
     for index, one in counts.items():
         first = item_place(index, 0)
         states = [nodes[place] for place in range(first, first + one.next) if place in nodes]
-        again = sum(at < HELD_AT for place, at in queue.items() if split_place(place)[0] == index)
+        again = sum(
+            score < HELD_OFFSET for place, score in queue.items() if split_place(place)[0] == index
+        )
         running = sum(fields[0] == "R" for fields in states)
         made[index] = one._replace(in_flight=len(states), running=running, again=again)
     return made, {score: place for place, score in queue.items()}
 
 
 def split_record(record: bytes) -> tuple[bytes, bytes | None]:
-    """How an item ended, as text, and its output, if it has one."""
+    """A record of an item as text without its output, and the output, if the record has one."""
     return (record, None) if record[:1] != b"C" else unpacked_record(record)
 
 
@@ -677,8 +691,10 @@ def add_maps(
     ends: Mapping[bytes, bytes],
     records: Mapping[int, bytes],
 ) -> None:
-    """Add the items of mapped nodes to a run. An item that has ended and has no record here counts
-    as completed, and its output is not known."""
+    """Add the items of mapped nodes to a run.
+
+    An item that has ended and has no record here counts as completed, without its output.
+    """
     by_node: dict[int, list[tuple[int, bytes]]] = {}
     for place, text in stored.maps.items():
         index, item = split_place(place)
@@ -713,7 +729,7 @@ def add_maps(
 
 
 def add_ended(items: MapState, place: int, record: bytes, max_output: int | None = None) -> None:
-    """Add an item that has ended. A larger output than `max_output` becomes a reference."""
+    """Add an item that has ended. An output larger than `max_output` becomes a reference."""
     item = place % PLACES
     status, end, output = item_end(record)
     items.statuses[item] = ENDED[status]
@@ -725,7 +741,7 @@ def add_ended(items: MapState, place: int, record: bytes, max_output: int | None
 
 
 def item_end(record: bytes) -> tuple[NodeStatus, ItemEnd, bytes | None]:
-    """How an item ended, and its output, if it has one."""
+    """Decode the record of an item that has ended; behind it the output as JSON, if it has one."""
     head, output = split_record(record)
     parts = head.decode().split(SEPARATOR, 7)
     letter, epoch, attempt, worker, started, finished = parts[:6]
@@ -746,7 +762,7 @@ def output_in(record: bytes | None) -> bytes:
     """The output of an item that has ended, as JSON: null if it has none."""
     if record is None or record[:1] != b"C":
         return b"null"
-    return record[record.index(b"\n", REST_AT) + 1 :]
+    return record[record.index(b"\n", RECORD_REST_OFFSET) + 1 :]
 
 
 def take_counts(states: dict[bytes, bytes]) -> dict[bytes, bytes]:

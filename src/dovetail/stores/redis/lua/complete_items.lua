@@ -1,18 +1,18 @@
 -- complete_items: handlers returned, for items of one mapped node, in a run in which every node has
--- succeeded so far. What complete_many.lua is for nodes. Where it stops, `complete` goes on: at the last
--- item of the node, and wherever something is not as usual.
+-- succeeded so far. As complete_many.lua does for nodes. It stops at the last item of the node, and at an
+-- item whose state is unusual; apply.lua goes on from there.
 --   KEYS[1]  wf:{id}:nodes   KEYS[2]  wf:{id}:maps
 --   KEYS[3]  wf:{id}:items   KEYS[4]  wf:{id}:events
 --   ARGV[1]  now             ARGV[2]  nonce of the new tokens   ARGV[3]  index of the node
---   ARGV[4]… of each item: its place, its token's nonce, its output
--- returns {items done, number of events, the item that was to be begun next, then for each item that was
--- begun: the number of the completed item, and its own place}
+--   ARGV[4]… for each item: its place, its token's nonce, its output
+-- returns {items done, number of events, the number of the item that was next before, then for each item
+-- that was begun: how many items were done by then, and its place}
 
 local call, match, pack = redis.call, string.match, struct.pack
 local PLACES = 1048576
-local now, nonce, index, many = ARGV[1], ARGV[2], ARGV[3], (#ARGV - 3) / 3
+local now, nonce, index, count = ARGV[1], ARGV[2], ARGV[3], (#ARGV - 3) / 3
 local asked = {index}
-for k = 1, many do asked[k + 1] = ARGV[3 * k + 1] end
+for k = 1, count do asked[k + 1] = ARGV[3 * k + 1] end
 local before = call('HMGET', KEYS[2], unpack(asked))
 local unfinished, active, kept_bytes, max_bytes = match(call('HGET', KEYS[1], 'counts') or '',
   '^(%d+)|(%d+)|1:?(%d*):?(%d*)$')
@@ -25,15 +25,15 @@ following, in_flight = tonumber(following), tonumber(in_flight)
 bytes = tonumber(bytes)
 
 local reply, states, gone, ended, log, seen = {0, 0, following}, {}, {}, {}, {}, {}
-local answers, written, events = 3, 0, 0 -- lengths: # would take longer
+local replied, written, events = 3, 0, 0 -- the lengths of reply, states, log: # would take longer
 local first = (tonumber(index) + 1) * PLACES
 local queued = 'Q|1|0|0|1|' .. nonce .. '|0|0|P|||||'
 local time = pack('>d', now) -- events and records are packed, see packed.py
 local of_queued, of_completed = '\1' .. time, '\3' .. time
--- Items that were claimed together have the same state: the one parsed last, and its meaning.
+-- Items that were claimed together have the same state: it is parsed once, and kept here.
 local state, token, record
 local done = 0
-for k = 1, many do
+for k = 1, count do
   local at = 3 * k + 1
   local place, output = ARGV[at], ARGV[at + 2]
   if before[k + 1] ~= state or ARGV[at + 1] ~= token then
@@ -64,9 +64,9 @@ for k = 1, many do
     written = written + 2
     events = events + 1
     log[events] = of_queued .. pack('>I5', begun)
-    reply[answers + 1] = k
-    reply[answers + 2] = begun
-    answers = answers + 2
+    reply[replied + 1] = k
+    reply[replied + 2] = begun
+    replied = replied + 2
   end
 end
 if done == 0 then return reply end

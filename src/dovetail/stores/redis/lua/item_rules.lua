@@ -1,8 +1,8 @@
--- item_rules: the transitions of items, as in core/item_rules.py. Each has the fields that it has for
--- a node; `i` is the place of the item.
+-- item_rules: the transitions of items, as in core/item_rules.py. Their fields are those of the
+-- transitions of nodes; `i` is the place of the item.
 local of_items = {}
 
--- The index of the node, if the item of a transition exists.
+-- The index of the node whose item a transition names, or nil if there is no such item.
 local function found(move)
   local i = owner_of(move.i)
   local m = map.of(i)
@@ -14,7 +14,8 @@ local function with_token(move)
   if nd ~= nil and same_token(nd, move) then return nd end
 end
 
--- Of an item that has ended the nonce of its start is not kept: epoch and attempt name it.
+-- The record of an item that has ended lacks the nonce of its token: a result with the epoch and the
+-- attempt of the record counts as a repetition.
 local function refuse_item(move)
   local nd = item_in_flight(move.i)
   local is_same, is_answered, status
@@ -172,7 +173,7 @@ rules.expand = function(move)
     maps[move.i] = m
   end
   m.window, m.tolerated = move.window, move.tolerated
-  nd.p, nd.ta, nd.n = '', 1, '-2'
+  nd.p, nd.ta, nd.n = '', 1, '-2' -- NO_START of core/events.py: no message has this token
   record_change(move.i, 'node.queued', '{"items":' .. string.format('%.0f', m.total) .. '}')
   map.advance(move.i)
 end
