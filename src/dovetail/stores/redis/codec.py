@@ -221,7 +221,7 @@ class GraphShape:
         self.asks = [_asks(graph, spec) for spec in graph.nodes]
         """Of each node, the nodes that its condition reads."""
         plain = [_is_plain(graph, *both) for both in zip(graph.nodes, self.needs, strict=True)]
-        self.foreseeable = [
+        self.predictable = [
             tuple((c, len(graph.nodes[c].parents)) for c in spec.children if plain[c])
             for spec in graph.nodes
         ]
@@ -230,12 +230,12 @@ class GraphShape:
         self.is_wide = any(len(several) > WIDE for several in (graph.roots, *self._children))
         self.roots_text = ",".join(map(str, graph.roots))
         self.conditional_root = not all(graph.nodes[root].is_direct for root in graph.roots)
-        self.foreseeable_roots = [root for root in graph.roots if plain[root]]
+        self.predictable_roots = [root for root in graph.roots if plain[root]]
         if self.conditional_root:
-            self.foreseeable_roots = []
+            self.predictable_roots = []
 
-    def children(self, place: int) -> list[list[int]]:
-        return self._children[place]
+    def children(self, index: int) -> list[list[int]]:
+        return self._children[index]
 
     def needs_of(self, order: Dispatch) -> tuple[int, ...]:
         """The nodes whose outputs are needed to publish a node or an item, or to expand a node."""
@@ -243,8 +243,8 @@ class GraphShape:
         is_expansion = item is None and self.is_mapped(index)
         return self.list_needs[index] if is_expansion else self.needs[index]
 
-    def is_mapped(self, place: int) -> bool:
-        return self.mapped[place : place + 1] == "1"
+    def is_mapped(self, index: int) -> bool:
+        return self.mapped[index : index + 1] == "1"
 
     def request(self, moves: Sequence[Fields]) -> bytes:
         """These transitions as `apply.lua` takes them."""
@@ -267,11 +267,11 @@ class GraphShape:
                 if child not in known and len(known) < most:
                     known[child] = None
                     todo.append(child)
-        return {str(place): self._family(place) for place in known}
+        return {str(index): self._family(index) for index in known}
 
-    def _family(self, place: int) -> list[Any]:
-        parents = len(self.graph.nodes[place].parents)
-        return [parents, self._conditional[place], self._children[place]]
+    def _family(self, index: int) -> list[Any]:
+        parents = len(self.graph.nodes[index].parents)
+        return [parents, self._conditional[index], self._children[index]]
 
     @property
     def whole(self) -> bytes:
@@ -317,12 +317,12 @@ def _json(value: Any) -> str:
     return orjson.dumps(value).decode()
 
 
-def _complete(move: Complete | Recall, shape: GraphShape, place: int) -> Fields:
-    return {"output": _json(move.output), "children": shape.children(place)}
+def _complete(move: Complete | Recall, shape: GraphShape, index: int) -> Fields:
+    return {"output": _json(move.output), "children": shape.children(index)}
 
 
-def _fail(move: Fail, shape: GraphShape, place: int) -> Fields:
-    spec = shape.graph.nodes[place]
+def _fail(move: Fail, shape: GraphShape, index: int) -> Fields:
+    spec = shape.graph.nodes[index]
     fields = _error_fields(move.error) | {
         "permanent": move.permanent,
         "unrendered": move.unrendered,
@@ -344,8 +344,8 @@ def _error_fields(error: dict[str, Any]) -> Fields:
     return {name: _json(value) for name, value in failure_data(error).items()}
 
 
-def _reap(move: Reap, shape: GraphShape, place: int) -> Fields:
-    once = shape.graph.nodes[place].at_most_once
+def _reap(move: Reap, shape: GraphShape, index: int) -> Fields:
+    once = shape.graph.nodes[index].at_most_once
     return {"max_crashes": move.max_crashes, "once": once}
 
 
@@ -355,13 +355,13 @@ def _retry(move: Retry, shape: GraphShape) -> Fields:
     return {"from": shape.graph.index[move.from_node], "name": _json(move.from_node)}
 
 
-def _park(move: Park, shape: GraphShape, place: int) -> Fields:
-    tag = shape.graph.nodes[place].resource_tag
+def _park(move: Park, shape: GraphShape, index: int) -> Fields:
+    tag = shape.graph.nodes[index].resource_tag
     return {"until": time_text(move.until), "tag": _json(tag)}
 
 
-def _expand(move: Expand, shape: GraphShape, place: int) -> Fields:
-    spec = shape.graph.nodes[place].for_each
+def _expand(move: Expand, shape: GraphShape, index: int) -> Fields:
+    spec = shape.graph.nodes[index].for_each
     if move.error is not None:
         return _error_fields(move.error)
     if spec is None:  # which is refused: it is no mapped node
@@ -370,12 +370,12 @@ def _expand(move: Expand, shape: GraphShape, place: int) -> Fields:
     return {"total": move.total, "window": spec.window, "tolerated": tolerated}
 
 
-def _progress(move: Progress, shape: GraphShape, place: int) -> Fields:
+def _progress(move: Progress, shape: GraphShape, index: int) -> Fields:
     return {"data": _json({"fraction": move.fraction, "message": move.message})}
 
 
 _MAKERS: dict[type, Callable[[Any, GraphShape, int], Fields]] = {
-    Renew: lambda move, shape, place: {"lease": time_text(move.lease_until)},
+    Renew: lambda move, shape, index: {"lease": time_text(move.lease_until)},
     Complete: _complete,
     Recall: _complete,
     Fail: _fail,
@@ -493,9 +493,9 @@ def run_of(
     for key, text in states.items():
         if int(key) < PLACES:
             run.nodes[int(key)] = node_of(text.decode())
-    for place, (spec, node) in enumerate(zip(run.graph.nodes, run.nodes, strict=True)):
+    for index, (spec, node) in enumerate(zip(run.graph.nodes, run.nodes, strict=True)):
         if node.status is NodeStatus.PENDING:
-            settled, completed = divmod(int(counts.get(b"%d" % place, 0)), UNIT)
+            settled, completed = divmod(int(counts.get(b"%d" % index, 0)), UNIT)
             node.waiting = len(spec.parents) - settled
             node.fed = completed > 0
     for place, output in outputs.items():
