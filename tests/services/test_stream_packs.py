@@ -18,9 +18,9 @@ from dovetail.redis_client.pipelined import Command, PipelinedRedis, RedisError
 from dovetail.stores.redis.workers import MAX_READ_MESSAGES, WorkerFacts, WorkerRegistry
 from dovetail.transports.messages import (
     DEAD,
-    FEWEST_MESSAGES,
     MAX_PACKED_BYTES,
     MAX_TASKS_PACKED,
+    MIN_MESSAGES,
     task_fields,
 )
 from dovetail.transports.streams import reader as stream_inbox
@@ -124,16 +124,16 @@ async def test_tasks_of_one_message_share_no_mutable_values(post: PackedStreams)
     assert all(task.inputs() == FAMILY and task.params == {"p": [1]} for task in found[1::2])
 
 
-@pytest.mark.parametrize("count", [1, 2 * FEWEST_MESSAGES - 1])
+@pytest.mark.parametrize("count", [1, 2 * MIN_MESSAGES - 1])
 async def test_a_few_tasks_get_one_message_each(post: PackedStreams, count: int) -> None:
     await post.sender.send(tasks(count))
     assert await post.length() == count
 
 
-@pytest.mark.parametrize("count", [2 * FEWEST_MESSAGES, 64, 100, 1000])
+@pytest.mark.parametrize("count", [2 * MIN_MESSAGES, 64, 100, 1000])
 async def test_there_are_enough_messages_for_many_workers(post: PackedStreams, count: int) -> None:
     await post.sender.send(tasks(count))
-    assert FEWEST_MESSAGES <= await post.length() < count
+    assert MIN_MESSAGES <= await post.length() < count
 
 
 async def test_a_handler_without_a_known_speed_gets_one_message_per_task(
@@ -154,7 +154,7 @@ async def test_a_message_is_settled_with_the_last_of_its_tasks(post: PackedStrea
     assert await post.pending() == 3
     await settled(inbox, second[-1:], post)
     assert await post.pending() == 2
-    assert await post.length() == FEWEST_MESSAGES - 1
+    assert await post.length() == MIN_MESSAGES - 1
 
 
 async def test_all_tasks_of_a_message_of_a_dead_worker_are_reclaimed(post: PackedStreams) -> None:
@@ -227,11 +227,11 @@ async def test_a_worker_with_leftover_tasks_does_not_wait_for_more(
     post: PackedStreams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "BLOCK_MILLISECONDS", 60_000)
-    await post.sender.send(tasks(4 * FEWEST_MESSAGES))
+    await post.sender.send(tasks(4 * MIN_MESSAGES))
     inbox = await post.hire("w")
-    first = await inbox.tasks(FEWEST_MESSAGES)  # which reads all that there is, and cannot know
+    first = await inbox.tasks(MIN_MESSAGES)  # which reads all that there is, and cannot know
     rest = await asyncio.wait_for(inbox.tasks(100), 20)
-    assert len(first) + len(rest) == 4 * FEWEST_MESSAGES
+    assert len(first) + len(rest) == 4 * MIN_MESSAGES
 
 
 async def test_waiting_work_is_counted_in_tasks_not_in_messages(post: PackedStreams) -> None:
@@ -345,9 +345,9 @@ async def test_a_sender_learns_the_fast_handlers_from_live_workers(
     await fleet.beat(facts)
     assert [await messages(), await messages()] == [128, 128]
     await fleet.beat(facts._replace(quick=["h"]))
-    assert [await messages(), await messages()] == [128, FEWEST_MESSAGES]
+    assert [await messages(), await messages()] == [128, MIN_MESSAGES]
     await post.pipe.call("DEL", "wf:worker:w")  # it died
-    assert [await messages(), await messages()] == [FEWEST_MESSAGES, 128]
+    assert [await messages(), await messages()] == [MIN_MESSAGES, 128]
     await fleet.beat(facts._replace(quick=["h"]))
     await fleet.leave("w")
     assert [await messages(), await messages()] == [128, 128]
@@ -412,7 +412,7 @@ async def test_tasks_that_would_take_long_in_sequence_are_shared_with_other_work
 async def test_tasks_that_can_start_soon_are_kept(post: PackedStreams) -> None:
     keeper, _ = await keeping(post)
     await keeper.share_once()
-    assert await post.length() == await post.pending() == FEWEST_MESSAGES
+    assert await post.length() == await post.pending() == MIN_MESSAGES
     assert len(await keeper.tasks(1000)) == 108
 
 
@@ -424,7 +424,7 @@ async def test_tasks_are_kept_while_other_workers_have_messages_to_read(
     keeper, _ = await keeping(post)
     await post.sender.send(tasks(1, run_id="later"))
     await keeper.share_once()
-    assert await post.length() == FEWEST_MESSAGES + 1
+    assert await post.length() == MIN_MESSAGES + 1
     assert len(await keeper.tasks(1000)) == 108
 
 

@@ -35,7 +35,7 @@ from dovetail.redis_client.pipelined import (
     load_script,
 )
 from dovetail.transports.messages import (
-    FEWEST_PACKED,
+    MIN_RESULTS_PACKED,
     RESULTS,
     result_messages,
     stream_of,
@@ -262,7 +262,7 @@ class StreamInbox:
             return
         if now - self._given_at > QUICK_SECONDS:
             self._quick.pop(handler, None)
-        elif len(results) >= FEWEST_PACKED:
+        elif len(results) >= MIN_RESULTS_PACKED:
             self._quick[handler] = now
 
     def quick(self) -> list[str]:

@@ -31,7 +31,7 @@ from dovetail.redis_client.pipelined import (
     load_script,
 )
 from dovetail.transports.messages import (
-    FEWEST_MESSAGES,
+    MIN_MESSAGES,
     MISREAD,
     RESULTS,
     TASKS,
@@ -139,7 +139,7 @@ class StreamSender:
         return asyncio.gather(*map(self._pipe.transaction, messages))
 
     def _messages(self, handler: str, tasks: Sequence[Task]) -> list[Command]:
-        if len(tasks) < FEWEST_MESSAGES:
+        if len(tasks) < MIN_MESSAGES:
             return task_messages(tasks)
         self._learn_quick()
         return packed_task_messages(tasks) if handler in self._quick else task_messages(tasks)
