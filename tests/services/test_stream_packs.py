@@ -274,7 +274,7 @@ async def worked_off(post: PackedStreams, given: Sequence[Task], pause: float = 
     """What a worker says of its handlers that was given these, and needed so long for them."""
     inbox = await post.hire("w")
     await StreamSender(post.pipe).send(given)
-    inbox._busy = len({task.handler for task in given})
+    inbox._busy_streams = len({task.handler for task in given})
     found = await inbox.tasks(100)
     assert len(found) == len(given)
     await asyncio.sleep(pause)

@@ -379,7 +379,7 @@ async def test_the_latest_results_are_sent_again_if_redis_may_have_lost_them(
     await ends.inbox.send(reported[30:])
     await ends.inbox._arrived()
     await ends.pipe.call("DEL", RESULTS)
-    await ends.inbox.tell_again()
+    await ends.inbox.resend()
     found = [message.content for message in await ends.results.read([RESULTS], 100)]
     assert sorted(map(str, found)) == sorted(map(str, reported[30:])), (
         "what is old is in the log by now"
@@ -394,7 +394,7 @@ async def test_the_results_kept_for_sending_again_are_bounded(
         await ends.inbox.send([Complete("run", f"n{n}", TOKEN, "x" * 10_000)])
     await ends.inbox._arrived()
     await ends.pipe.call("DEL", RESULTS)
-    await ends.inbox.tell_again()
+    await ends.inbox.resend()
     found = [message.content.node for message in await ends.results.read([RESULTS], 100)]
     assert found == [f"n{n}" for n in range(21, 30)]
 
