@@ -127,12 +127,14 @@ def plain(run: RunState) -> dict[str, Any]:
     """A snapshot without nonces."""
     snapshot = run.snapshot()
     nodes: list[dict[str, Any]] = snapshot["nodes"]
-    items = [item for node in nodes if node["items"] for item in node["items"]["out"].values()]
+    items = [
+        item for node in nodes if node["items"] for item in node["items"]["in_flight"].values()
+    ]
     for node in (*nodes, *items):
         node["token"], node["answered"] = node["token"][:2], node["answered"][:2]
     for node in nodes:
         if node["status"] is not NodeStatus.PENDING:
             del node["waiting"], node["fed"]  # of no meaning once a node was ready
-        for item in (node["items"] or {"out": {}})["out"].values():
+        for item in (node["items"] or {"in_flight": {}})["in_flight"].values():
             item["token"], item["answered"] = item["token"][:2], item["answered"][:2]
     return snapshot

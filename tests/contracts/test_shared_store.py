@@ -49,7 +49,7 @@ async def stores() -> AsyncIterator[list[RedisStore]]:
 def task(run: RunState, name: str, token: Token | None = None, *, placed: bool = True) -> Task:
     place = run.graph.index.get(name) if placed else None
     start = (run.id, name, token or run.node(name).token)
-    return Task(*start, "h", {}, {}, {}, 1.0, node_index=place)
+    return Task(*start, "h", {}, {}, {}, 1.0, place=place)
 
 
 async def make(store: RedisStore, shape: Graph) -> RunState:
@@ -118,9 +118,9 @@ async def test_a_claim_of_a_node_that_may_not_start_is_refused(stores: list[Redi
         task(run, "n0", token._replace(attempt=2)),
         task(run, "n0", token._replace(epoch=2)),
         task(run, "n5"),  # held
-        task(run, "nobody", token)._replace(node_index=None),
+        task(run, "nobody", token)._replace(place=None),
         task(run, "n0")._replace(run_id="nobody"),
-        task(run, "n0")._replace(run_id="nobody", node_index=None),
+        task(run, "n0")._replace(run_id="nobody", place=None),
     ]
     before = plain(run)
     assert not any(await stores[0].claim(strangers, "w", T + 10, T))

@@ -13,7 +13,7 @@ from dovetail.core.transitions import Complete, Decision, Dispatch, Submit
 from dovetail.engine.distributed.publisher import Publisher, TaskRenderer
 from dovetail.engine.ports import Task
 from dovetail.redis_client.pipelined import PipelinedRedis
-from dovetail.stores.redis.fast_path import MAX_DISPATCHED_AHEAD
+from dovetail.stores.redis.fast_path import MAX_PREDICTED
 from dovetail.stores.redis.store import RedisStore, SpeculativeDispatch
 from dovetail.transports.messages import read_task
 from dovetail.transports.streams.sender import StreamSender
@@ -129,11 +129,11 @@ async def test_an_existing_run_is_not_created_again(hot: Hot) -> None:
 
 
 async def test_of_many_nodes_the_first_are_published_and_the_others_dispatched(hot: Hot) -> None:
-    wide = {"a": []} | {f"n{n}": ["a"] for n in range(MAX_DISPATCHED_AHEAD + 20)}
+    wide = {"a": []} | {f"n{n}": ["a"] for n in range(MAX_PREDICTED + 20)}
     (a,) = await hot.begun(graph(wide))
     decisions = await hot.complete(a)
     sent = [task.node_id for task in await hot.started()]
-    assert len(sent) == MAX_DISPATCHED_AHEAD
+    assert len(sent) == MAX_PREDICTED
     assert {*sent, *ordered(decisions)} == {name for name in wide if name != "a"}
     assert len(ordered(decisions)) == 20
 
@@ -205,7 +205,7 @@ async def test_parents_of_many_runs_are_read_together_even_if_some_were_skipped(
         run_id = f"r{number}"
         decision = await hot.store.create(Submit(run_id, of, {}), 1.0)
         (a,) = decision.dispatch
-        start = Task(run_id, "a", a.token, "h", {}, {}, {}, 1.0, node_index=a.node_index)
+        start = Task(run_id, "a", a.token, "h", {}, {}, {}, 1.0, place=a.node_index)
         await hot.store.claim([start], "w", 20.0, 2.0)
         await hot.store.apply([completion(start)], 3.0)
         orders[run_id] = [Dispatch(a.run, of.index["c"], a.token)]
@@ -241,16 +241,16 @@ async def test_the_next_items_are_sent_with_the_results(hot: Hot) -> None:
     assert (await hot.store.load("r")).node("m").output == [{"x": f"m[{n}]"} for n in range(12)]
 
 
-async def test_items_are_not_foreseen_while_another_process_begins_some(hot: Hot) -> None:
+async def test_items_are_not_predicted_while_another_process_begins_some(hot: Hot) -> None:
     tasks = await items_begun(hot, 30)
     other = RedisStore(hot.pipe)
     # The first is right, the second is not, as the other one began that item: none after that.
-    for foreseen, is_right in ((1, True), (1, False), (0, False), (0, False)):
+    for predicted, is_right in ((1, True), (1, False), (0, False), (0, False)):
         first, *rest = tasks
         decisions = await hot.complete(first)
         ahead = await hot.sent()
-        assert len(ahead) == foreseen
-        assert await hot.store.claim(ahead, "w", 20.0, 2.0) == [is_right] * foreseen
+        assert len(ahead) == predicted
+        assert await hot.store.claim(ahead, "w", 20.0, 2.0) == [is_right] * predicted
         decisions += await other.apply([completion(task) for task in rest], 3.0)
         orders = [order for decision in decisions for order in decision.dispatch]
         assert len(orders) == 3 - is_right
@@ -259,15 +259,15 @@ async def test_items_are_not_foreseen_while_another_process_begins_some(hot: Hot
         assert len(tasks) == 3
 
 
-async def test_items_that_were_foreseen_wrongly_start_all_the_same(hot: Hot) -> None:
+async def test_items_that_were_predicted_wrongly_start_all_the_same(hot: Hot) -> None:
     tasks = await items_begun(hot, 30)
     decisions = await RedisStore(hot.pipe).apply([completion(task) for task in tasks], 3.0)
     await hot.publisher.publish([order for one in decisions for order in one.dispatch])
     tasks = await hot.started()
     assert [task.item for task in tasks] == [3, 4, 5]
     decisions = await hot.complete(*tasks)
-    foreseen = await hot.sent()
-    assert [task.item for task in foreseen] == [3, 4, 5]
-    assert await hot.store.claim(foreseen, "w", 20.0, 2.0) == [False] * 3
+    predicted = await hot.sent()
+    assert [task.item for task in predicted] == [3, 4, 5]
+    assert await hot.store.claim(predicted, "w", 20.0, 2.0) == [False] * 3
     await hot.publisher.publish([order for one in decisions for order in one.dispatch])
     assert [task.item for task in await hot.started()] == [6, 7, 8]

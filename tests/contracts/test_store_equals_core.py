@@ -160,7 +160,7 @@ async def test_two_retries_from_a_mapped_node_in_one_batch_equal_the_core(peers:
 
 
 @pytest.mark.parametrize("others", [{}, {"other": []}])
-async def test_what_a_rerun_leaves_behind_of_old_items_says_nothing(
+async def test_records_that_a_rerun_leaves_behind_do_not_answer_for_the_items(
     peers: Peers, others: dict[str, list[str]]
 ) -> None:
     """Redis does not delete the records of items that begin anew, if it has those of others."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dovetail.core.events import NO_START, NO_TOKEN
-from dovetail.core.items import OUT, split_name
+from dovetail.core.items import IN_FLIGHT, split_name
 from dovetail.core.run import NodeState, Phase, RunState, encoded_size
 from dovetail.core.states import (
     ALLOWED,
@@ -85,12 +85,12 @@ def check_run(run: RunState) -> None:
 
 
 def startable(run: RunState) -> Iterator[tuple[str, NodeState]]:
-    """Each node that is not mapped, and each item that is out, with its name."""
+    """Each node that is not mapped, and each item that is in flight, with its name."""
     for spec, node in zip(run.graph.nodes, run.nodes, strict=True):
         if spec.for_each is None:
             yield spec.id, node
         elif node.items is not None:
-            for item, state in sorted(node.items.out.items()):
+            for item, state in sorted(node.items.in_flight.items()):
                 yield f"{spec.id}[{item}]", state
 
 
@@ -100,7 +100,7 @@ def order_name(order: Dispatch) -> str:
 
 
 def state_before(before: dict[str, Any], run: RunState, name: str) -> dict[str, Any] | None:
-    """A node, or an item that was out, as it was."""
+    """A node, or an item that was in flight, as it was."""
     node_id, item = split_name(name)
     index = run.graph.index.get(node_id)
     if index is None:
@@ -108,7 +108,7 @@ def state_before(before: dict[str, Any], run: RunState, name: str) -> dict[str, 
     node: dict[str, Any] = before["nodes"][index]
     if item is None:
         return node
-    return None if node["items"] is None else node["items"]["out"].get(item)
+    return None if node["items"] is None else node["items"]["in_flight"].get(item)
 
 
 def _outputs(run: RunState) -> Iterator[Any]:
@@ -134,33 +134,35 @@ def _check_map(run: RunState, index: int, node: NodeState) -> None:
     if items is None:
         assert status is not NodeStatus.RUNNING
         return
-    running = [state.status is NodeStatus.RUNNING for state in items.out.values()]
+    running = [state.status is NodeStatus.RUNNING for state in items.in_flight.values()]
     assert items.running == sum(running)
     ends = [items.status(item) for item in range(items.total)]
     assert items.completed == ends.count(NodeStatus.COMPLETED)
     assert items.failed == ends.count(NodeStatus.FAILED)
     if node.token != NO_TOKEN:  # else it was reused
         assert items.ended.keys() == {item for item, end in enumerate(ends) if end is not None}
-    assert items.out.keys() == {i for i, byte in enumerate(items.statuses) if byte == OUT}
-    assert len(items.out) <= spec.window, "more items are out than the window allows"
+    assert items.in_flight.keys() == {
+        i for i, byte in enumerate(items.statuses) if byte == IN_FLIGHT
+    }
+    assert len(items.in_flight) <= spec.window, "more items are in flight than the window allows"
     assert sorted(items.ready) == sorted(
-        item for item, state in items.out.items() if state.phase is Phase.HELD
+        item for item, state in items.in_flight.items() if state.phase is Phase.HELD
     )
     assert (node.phase is Phase.HELD) is bool(items.ready)
-    for state in items.out.values():
+    for state in items.in_flight.values():
         assert state.status in (NodeStatus.QUEUED, NodeStatus.RUNNING)
         _check_node(run, index, state)
     too_many = items.failed > spec.tolerated(items.total)
     is_open = status in (NodeStatus.QUEUED, NodeStatus.RUNNING)
     if is_open and node.phase is not Phase.EXPANDING:
-        assert items.out, "a node whose items all ended goes on"
+        assert items.in_flight, "a node whose items all ended goes on"
         if run.status is RunStatus.RUNNING and not too_many:
-            full = len(items.out) == spec.window
+            full = len(items.in_flight) == spec.window
             assert full or items.next_waiting() is None, "an item waits although there is room"
         else:
             assert all(running), "an item waits in a node that starts none"
     else:
-        assert not items.out
+        assert not items.in_flight
     if status is NodeStatus.COMPLETED:
         assert not too_many
         assert items.completed + items.failed == items.total
@@ -306,7 +308,7 @@ def _check_adopted(run: RunState, old: dict[str, Any], new: dict[str, Any]) -> N
     """A mapped node goes on in the new epoch: what ran and what completed stays."""
     assert new["status"] is NodeStatus.RUNNING
     assert new["epoch"] == run.epoch
-    assert old["out"].items() <= new["items"]["out"].items()
+    assert old["in_flight"].items() <= new["items"]["in_flight"].items()
     assert new["items"]["completed"] == old["completed"]
     assert new["items"]["failed"] == 0
 
@@ -415,7 +417,7 @@ def _check_orders(
         assert old is not None
         assert old["status"] is NodeStatus.RUNNING
         assert old["token"] == stop.token
-        if stop.node not in run.graph.index and run.place(stop.node) is None:
+        if stop.node not in run.graph.index and run.find_item(stop.node) is None:
             continue  # an item of a node that was reset
         now_is = run.node(stop.node)
         assert now_is.status is not NodeStatus.RUNNING or now_is.token != stop.token

@@ -463,7 +463,7 @@ def test_what_is_kept_of_a_long_list_is_bounded_by_its_window() -> None:
     assert items is not None
     for item in range(500):
         walk.run(f"m[{item}]", output=item)
-        assert len(items.out) == 5
+        assert len(items.in_flight) == 5
     assert [order.item for order in walk.last.dispatch] == [504]
 
 

@@ -152,7 +152,9 @@ async def test_items_are_listed_in_pages_and_by_status(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "kind"), [("text", "not_a_list"), ({"a": 1}, "not_a_list"), (100_001, "too_large")]
 )
-async def test_what_is_no_list_fails_the_node(tmp_path: Path, value: Any, kind: str) -> None:
+async def test_a_value_that_is_no_list_fails_the_node(
+    tmp_path: Path, value: Any, kind: str
+) -> None:
     async with client(tmp_path) as dt:
         run = await dt.run(flow(value))
         assert run.error is not None
@@ -160,14 +162,14 @@ async def test_what_is_no_list_fails_the_node(tmp_path: Path, value: Any, kind: 
         assert each(run).items["total"] == 0
 
 
-async def test_an_empty_list_and_a_literal_one_with_templates(tmp_path: Path) -> None:
+async def test_a_list_may_be_empty_or_a_literal_with_templates(tmp_path: Path) -> None:
     async with client(tmp_path) as dt:
         assert (await dt.run(flow([]))).result == {"all": []}
         run = await dt.run(flow(3, for_each=["{{ start[2] }}", 7]))
         assert [one["of"] for one in run.result["all"]] == [2, 7]
 
 
-async def test_the_window_is_held_exactly(tmp_path: Path) -> None:
+async def test_as_many_items_as_the_window_run_at_once_and_never_more(tmp_path: Path) -> None:
     async with client(tmp_path) as dt:
         window = {"items": "{{ start }}", "max_concurrency": 7}
         run = await dt.run(flow(60, handler="waits", for_each=window, config={}))
@@ -175,7 +177,7 @@ async def test_the_window_is_held_exactly(tmp_path: Path) -> None:
         assert calls["most"] == 7
 
 
-async def test_the_limit_of_the_run_counts_items(tmp_path: Path) -> None:
+async def test_items_count_towards_the_max_concurrency_of_the_run(tmp_path: Path) -> None:
     async with client(tmp_path) as dt:
         run = await dt.run(flow(20, handler="waits", config={}) | {"max_concurrency": 3})
         assert run.status == "COMPLETED"
@@ -229,7 +231,7 @@ async def test_a_fork_reuses_a_mapped_node_whole(tmp_path: Path) -> None:
         assert await dt._commands.verify(fork.run_id) == []
 
 
-async def test_the_preview_of_a_retry_and_of_a_fork_has_mapped_nodes(tmp_path: Path) -> None:
+async def test_the_dry_run_of_a_retry_and_of_a_fork_lists_mapped_nodes(tmp_path: Path) -> None:
     failing.add(2)
     async with client(tmp_path) as dt:
         run_id = (await dt.run(flow(4))).run_id
@@ -288,7 +290,9 @@ async def test_a_cancel_stops_what_runs_and_starts_nothing(tmp_path: Path) -> No
         assert [item.reason for item in page] == ["run_cancelled"] * 4
 
 
-async def test_the_queues_have_the_items_that_run_and_those_that_are_parked(tmp_path: Path) -> None:
+async def test_the_queues_list_items_that_run_and_count_items_that_are_parked(
+    tmp_path: Path,
+) -> None:
     async with client(tmp_path) as dt:
         await dt._commands.set_rate_limit("slow", 0.001, 1)
         window = {"items": "{{ start }}", "max_concurrency": 3}
@@ -308,8 +312,8 @@ async def test_the_queues_have_the_items_that_run_and_those_that_are_parked(tmp_
         await dt.cancel(limited.run_id)
 
 
-class Transport:
-    """One that has deleted the messages of what runs."""
+class TransportWithoutRunning:
+    """A transport that has deleted the messages of running nodes."""
 
     async def workers(self, *, with_schemas: bool = False) -> list[dict[str, Any]]:
         return [{"alive": True, "handlers": ["waits", "square"]}]
@@ -318,12 +322,12 @@ class Transport:
         return {"waits": max(0, 2 - running["waits"]), "square": 0}
 
 
-async def test_what_waits_is_counted_in_the_runs(tmp_path: Path) -> None:
+async def test_queues_count_items_that_wait_for_a_worker(tmp_path: Path) -> None:
     async with client(tmp_path, concurrency=3) as dt:
         accepted = await dt.trigger(flow(5, handler="waits", config={"gate": True}))
         while calls["now"] < 3:
             await asyncio.sleep(0.005)
-        found = await read_queues(dt._commands, Transport())
+        found = await read_queues(dt._commands, TransportWithoutRunning())
         assert [(one["handler"], one["waiting"], one["workers"]) for one in found["items"]] == [
             ("square", 0, 1),
             ("waits", 2, 1),

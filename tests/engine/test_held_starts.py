@@ -16,7 +16,7 @@ from dovetail.engine.ports import Result, Task
 
 
 def task(name: str, source: Any = {}) -> Task:  # noqa: B006
-    return Task("r", name, Token(1, 1, 1), "h", {}, {}, source, 300.0, node_index=0)
+    return Task("r", name, Token(1, 1, 1), "h", {}, {}, source, 300.0, place=0)
 
 
 class RecordingParts:

@@ -152,7 +152,7 @@ def complete_item_whatever_its_token(
 def complete_item_that_has_ended(run: RunState, move: Complete, now: float, nonce: int) -> Decision:
     """Each repeated delivery ends the node again, if no item is published or runs."""
     decision = item_rules.complete(run, move, now, nonce)
-    found = item_rules.find(run, move.node)
+    found = item_rules.find_item(run, move.node)
     if not decision.changed and found is not None:
         decision = Decision()
         effects.advance_map(run, found.node_index, decision, now, nonce)
@@ -163,7 +163,7 @@ def expand_again(run: RunState, move: Expand, now: float, nonce: int) -> Decisio
     """A second expansion starts the list anew, and forgets items that are published or run."""
     node = run.node(move.node)
     if node.items is not None and node.status not in FINISHED:
-        run.active -= len(node.items.out)
+        run.active -= len(node.items.in_flight)
         node.items, node.phase = MapState(move.total), Phase.EXPANDING
     return item_rules.expand(run, move._replace(token=node.token), now, nonce)
 
@@ -173,8 +173,8 @@ real_advance_map = effects.advance_map
 
 def end_with_the_first(run: RunState, index: int, out: Decision, now: float, nonce: int) -> None:
     real_advance_map(run, index, out, now, nonce)
-    items = effects.mapped(run, index)[1]
-    if items.out and items.completed:
+    items = effects.map_of(run, index)[1]
+    if items.in_flight and items.completed:
         effects.end_map(run, index, None, out, now, nonce)
 
 
@@ -387,7 +387,7 @@ MUTANTS = (
     Mutant(
         "a mapped node ends with the first of its items",
         Scenario("", scenarios.mapped, {}),
-        "not items.out",
+        "not items.in_flight",
         (lambda: patch.object(item_rules, "advance_map", end_with_the_first),),
     ),
     Mutant(

@@ -551,7 +551,7 @@ class FrozenMap(NamedTuple):
 
     statuses: bytes
     counts: tuple[int, ...]
-    out: tuple[tuple[int, tuple[Any, ...]], ...]
+    in_flight: tuple[tuple[int, tuple[Any, ...]], ...]
     ready: tuple[int, ...]
     outputs: bytes
     ended: tuple[tuple[int, tuple[Any, ...]], ...]
@@ -561,7 +561,7 @@ def _frozen_map(items: MapState) -> FrozenMap:
     return FrozenMap(
         bytes(items.statuses),
         tuple(getattr(items, name) for name in MAP_FIELDS),
-        tuple((item, _frozen_node(state)) for item, state in sorted(items.out.items())),
+        tuple((item, _frozen_node(state)) for item, state in sorted(items.in_flight.items())),
         tuple(sorted(items.ready)),
         orjson.dumps(items.outputs),
         tuple((item, tuple(map(_frozen, end))) for item, end in sorted(items.ended.items())),
@@ -573,7 +573,7 @@ def _thawed_map(frozen: FrozenMap) -> MapState:
     items.statuses = bytearray(frozen.statuses)
     for name, value in zip(MAP_FIELDS, frozen.counts, strict=True):
         setattr(items, name, value)
-    items.out = {item: _thawed_node(values) for item, values in frozen.out}
+    items.in_flight = {item: _thawed_node(values) for item, values in frozen.in_flight}
     items.ready, items.outputs = list(frozen.ready), orjson.loads(frozen.outputs)
     items.ended = {item: ItemEnd(*map(_thawed, end)) for item, end in frozen.ended}
     return items

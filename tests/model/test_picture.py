@@ -199,7 +199,7 @@ async def test_a_list_is_rendered_where_its_node_would_be_published() -> None:
     await made.orchestrator.submit(Submit("r", scenarios.mapped, {}))
     made.same(processes.submit())
     assert made.reported.count("apply") == 2
-    assert sorted(made.run.nodes[0].items.out) == [0, 1]  # type: ignore[union-attr]
+    assert sorted(made.run.nodes[0].items.in_flight) == [0, 1]  # type: ignore[union-attr]
 
 
 async def claimed(engine: Engine, node: str) -> None:

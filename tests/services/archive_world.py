@@ -22,7 +22,7 @@ from dovetail.core.states import NodeStatus
 from dovetail.core.transitions import Claim, Complete, Dispatch, Stop, Submit, Transition
 from dovetail.engine.distributed.archiver import Archiver, ArchiveWriter, Restorer
 from dovetail.engine.distributed.orchestrator import DistributedOrchestrator
-from dovetail.engine.expansion import expansion
+from dovetail.engine.expansion import render_list
 from dovetail.redis_client.pipelined import PipelinedRedis
 from dovetail.stores.postgres.archive import PostgresArchive
 from dovetail.stores.postgres.pool import PostgresPool
@@ -169,7 +169,7 @@ class World:
         """Render the lists that mapped nodes wait for, as a publisher does."""
         run = await self.load(run_id)
         lists = [
-            expansion(run, index, node.token)[0]
+            render_list(run, index, node.token)[0]
             for index, node in enumerate(run.nodes)
             if node.phase is Phase.EXPANDING
         ]

@@ -195,7 +195,7 @@ async def mapped_and_retried(world: World) -> str:
     await world.expand(run_id)
     items = (await world.load(run_id)).node("a").items
     assert items is not None
-    assert sorted(items.out) == [1, 3]
+    assert sorted(items.in_flight) == [1, 3]
     assert items.next_waiting() == 4, "it was cancelled, and waits again"
     return run_id
 
@@ -246,7 +246,8 @@ class TestARunThatRedisLost:
         for node, was in [*pairs]:
             items, had = node["items"], was["items"]
             if items is not None:
-                pairs += [(state, had["out"][item]) for item, state in items["out"].items()]
+                states = items["in_flight"].items()
+                pairs += [(state, had["in_flight"][item]) for item, state in states]
         for node, was in pairs:
             if node["phase"] is Phase.PUBLISHED:
                 assert node["token"][:2] == was["token"][:2]
@@ -708,7 +709,7 @@ class TestARestoredAtMostOnceNode:
             async def send(self, tasks: Sequence[Any]) -> None:
                 for task in tasks:
                     kept = await world.archive.read(task.run_id)
-                    place = task.node_index
+                    place = task.place
                     known = kept is not None and kept.nodes.get(place, "W").startswith("Q")
                     sent.append((task.node_id, known))
 

@@ -293,7 +293,7 @@ def task_of(play: CeleryRuns, run: RunState, name: str = "n") -> Task:
     place = run.graph.index[name]
     spec = run.graph.nodes[place]
     token = run.nodes[place].token
-    return Task(run.id, name, token, spec.handler, {}, {}, {}, 60.0, node_index=place)
+    return Task(run.id, name, token, spec.handler, {}, {}, {}, 60.0, place=place)
 
 
 def message_of(play: CeleryRuns, task: Task) -> bytes:
@@ -411,7 +411,7 @@ class Evil:
         return open, (self.path, "w")
 
 
-UNKNOWN_TASK = Task("nobody", "n", Token(1, 1, 1), "plain", {}, {}, {}, 1.0, node_index=0)
+UNKNOWN_TASK = Task("nobody", "n", Token(1, 1, 1), "plain", {}, {}, {}, 1.0, place=0)
 
 
 # ── who knows a handler ──────────────────────────────────────────────────────────────────

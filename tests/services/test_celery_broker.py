@@ -39,7 +39,7 @@ from ..servers.redis_server import RedisServer
 from ..servers.server import free_port
 
 TASK_OF_A_RUN = Task(
-    "run", "node", Token(1, 2, 3), "h", {"x": "ü"}, {}, {"a": 1}, 12.5, "tag", node_index=4
+    "run", "node", Token(1, 2, 3), "h", {"x": "ü"}, {}, {"a": 1}, 12.5, "tag", place=4
 )
 
 

@@ -178,20 +178,20 @@ def test_an_impossible_setup_is_reported_at_the_start(
     assert words in done.stdout + done.stderr
 
 
-EAGER_WATCH = """
+EAGER_THREAD = """
 from dovetail.wiring import celery
 
-class EagerWatch:
+class EagerThread:
     def __init__(self, *_, confirm, **__):
         confirm()
 
-celery.LeaseThread = EagerWatch
+celery.LeaseThread = EagerThread
 celery.PoolProcess()
 """
 
 
-def test_a_process_of_the_pool_is_complete_before_its_watch_begins(tmp_path: Path) -> None:
+def test_a_process_of_the_pool_is_complete_before_its_lease_thread_begins(tmp_path: Path) -> None:
     own = environment(DOVETAIL_REDIS_URL="redis://127.0.0.1:1")
     subprocess.run(
-        [sys.executable, "-c", EAGER_WATCH], env=own, cwd=tmp_path, check=True, timeout=60
+        [sys.executable, "-c", EAGER_THREAD], env=own, cwd=tmp_path, check=True, timeout=60
     )

@@ -78,8 +78,8 @@ async def test_the_items_of_a_list_run_and_their_join_reads_them_in_order(
     assert len(services.executions()) == sum((0, 1, 7, 250)) + 8
 
 
-async def most_out(parts: Any, run_id: str, until: asyncio.Task[Any]) -> int:
-    """The most items that were out at once, looked at until this is done."""
+async def most_in_flight(parts: Any, run_id: str, until: asyncio.Task[Any]) -> int:
+    """The most items that were in flight at once, looked at until this is done."""
     most = 0
     while not until.done():
         found = await parts.pipe.call("HGETALL", f"wf:{{{run_id}}}:maps")
@@ -88,13 +88,15 @@ async def most_out(parts: Any, run_id: str, until: asyncio.Task[Any]) -> int:
     return most
 
 
-async def test_the_window_holds(services: Services, redis_url: str) -> None:
+async def test_never_more_items_than_the_window_are_in_flight(
+    services: Services, redis_url: str
+) -> None:
     for kind in ("orchestrator", "worker", "worker"):
         services.start(kind)
     async with parts_of(redis_url) as parts:
         await parts.orchestrator.submit(Submit("r", mapped(200, 7), numbers(200)))
         ending = asyncio.create_task(ended(parts, "r"))
-        assert await most_out(parts, "r", ending) == 7
+        assert await most_in_flight(parts, "r", ending) == 7
         check(await ending, 200)
 
 
@@ -291,7 +293,7 @@ async def test_a_damaged_run_with_items_is_found_and_can_be_cancelled_and_retrie
         assert await parts.store.end_by_force("r", 1.0)
         items = (await parts.store.load("r")).node("each").items
         assert items is not None
-        assert (items.out, items.running) == ({}, 0)
+        assert (items.in_flight, items.running) == ({}, 0)
         await parts.orchestrator.apply([Retry("r", "each")])
         for kind in ("orchestrator", "worker"):
             services.start(kind)

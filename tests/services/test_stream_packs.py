@@ -18,9 +18,9 @@ from dovetail.redis_client.pipelined import Command, PipelinedRedis, RedisError
 from dovetail.stores.redis.workers import MAX_READ_MESSAGES, WorkerFacts, WorkerRegistry
 from dovetail.transports.messages import (
     DEAD,
-    FEWEST_MESSAGES,
     MAX_PACKED_BYTES,
     MAX_TASKS_PACKED,
+    MIN_MESSAGES,
     task_fields,
 )
 from dovetail.transports.streams import reader as stream_inbox
@@ -37,7 +37,7 @@ def tasks(count: int, **changes: Any) -> list[Task]:
     plain = Task("run", "n0", TOKEN, "h", {}, {}, FAMILY, 300.0, None, (), None, 0)._replace(
         **changes
     )
-    return [plain._replace(node_id=f"n{i}", config={"i": i}, node_index=i) for i in range(count)]
+    return [plain._replace(node_id=f"n{i}", config={"i": i}, place=i) for i in range(count)]
 
 
 class PackedStreams:
@@ -105,7 +105,7 @@ async def test_items_of_several_nodes_share_messages_and_arrive_unchanged(
     def item(owner: str, node: int, number: int) -> Task:
         (plain,) = tasks(1, source=None, params=None)
         name, place = f"{owner}[{number}]", item_place(node, number)
-        return plain._replace(node_id=name, node_index=place, item=[number], item_index=number)
+        return plain._replace(node_id=name, place=place, item=[number], item_index=number)
 
     sent = [item(owner, node, number) for node, owner in enumerate("ab") for number in range(70)]
     sent = [*sent[::2], *sent[1::2]]
@@ -124,16 +124,16 @@ async def test_tasks_of_one_message_share_no_mutable_values(post: PackedStreams)
     assert all(task.inputs() == FAMILY and task.params == {"p": [1]} for task in found[1::2])
 
 
-@pytest.mark.parametrize("count", [1, 2 * FEWEST_MESSAGES - 1])
+@pytest.mark.parametrize("count", [1, 2 * MIN_MESSAGES - 1])
 async def test_a_few_tasks_get_one_message_each(post: PackedStreams, count: int) -> None:
     await post.sender.send(tasks(count))
     assert await post.length() == count
 
 
-@pytest.mark.parametrize("count", [2 * FEWEST_MESSAGES, 64, 100, 1000])
+@pytest.mark.parametrize("count", [2 * MIN_MESSAGES, 64, 100, 1000])
 async def test_there_are_enough_messages_for_many_workers(post: PackedStreams, count: int) -> None:
     await post.sender.send(tasks(count))
-    assert FEWEST_MESSAGES <= await post.length() < count
+    assert MIN_MESSAGES <= await post.length() < count
 
 
 async def test_a_handler_without_a_known_speed_gets_one_message_per_task(
@@ -154,7 +154,7 @@ async def test_a_message_is_settled_with_the_last_of_its_tasks(post: PackedStrea
     assert await post.pending() == 3
     await settled(inbox, second[-1:], post)
     assert await post.pending() == 2
-    assert await post.length() == FEWEST_MESSAGES - 1
+    assert await post.length() == MIN_MESSAGES - 1
 
 
 async def test_all_tasks_of_a_message_of_a_dead_worker_are_reclaimed(post: PackedStreams) -> None:
@@ -167,7 +167,7 @@ async def test_all_tasks_of_a_message_of_a_dead_worker_are_reclaimed(post: Packe
     found = await heir.tasks(1000)
     heir._look_at = float("inf")
     found += await heir.tasks(1000)  # and what was not read
-    assert sorted(task.node_index or 0 for _, task in found) == list(range(128))
+    assert sorted(task.place or 0 for _, task in found) == list(range(128))
     await settled(heir, found, post)
     await post.emptied()
 
@@ -227,11 +227,11 @@ async def test_a_worker_with_leftover_tasks_does_not_wait_for_more(
     post: PackedStreams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "BLOCK_MILLISECONDS", 60_000)
-    await post.sender.send(tasks(4 * FEWEST_MESSAGES))
+    await post.sender.send(tasks(4 * MIN_MESSAGES))
     inbox = await post.hire("w")
-    first = await inbox.tasks(FEWEST_MESSAGES)  # which reads all that there is, and cannot know
+    first = await inbox.tasks(MIN_MESSAGES)  # which reads all that there is, and cannot know
     rest = await asyncio.wait_for(inbox.tasks(100), 20)
-    assert len(first) + len(rest) == 4 * FEWEST_MESSAGES
+    assert len(first) + len(rest) == 4 * MIN_MESSAGES
 
 
 async def test_waiting_work_is_counted_in_tasks_not_in_messages(post: PackedStreams) -> None:
@@ -274,7 +274,7 @@ async def worked_off(post: PackedStreams, given: Sequence[Task], pause: float = 
     """What a worker says of its handlers that was given these, and needed so long for them."""
     inbox = await post.hire("w")
     await StreamSender(post.pipe).send(given)
-    inbox._busy = len({task.handler for task in given})
+    inbox._busy_streams = len({task.handler for task in given})
     found = await inbox.tasks(100)
     assert len(found) == len(given)
     await asyncio.sleep(pause)
@@ -345,9 +345,9 @@ async def test_a_sender_learns_the_fast_handlers_from_live_workers(
     await fleet.beat(facts)
     assert [await messages(), await messages()] == [128, 128]
     await fleet.beat(facts._replace(quick=["h"]))
-    assert [await messages(), await messages()] == [128, FEWEST_MESSAGES]
+    assert [await messages(), await messages()] == [128, MIN_MESSAGES]
     await post.pipe.call("DEL", "wf:worker:w")  # it died
-    assert [await messages(), await messages()] == [FEWEST_MESSAGES, 128]
+    assert [await messages(), await messages()] == [MIN_MESSAGES, 128]
     await fleet.beat(facts._replace(quick=["h"]))
     await fleet.leave("w")
     assert [await messages(), await messages()] == [128, 128]
@@ -376,7 +376,7 @@ async def test_tasks_that_cannot_start_here_are_shared_with_other_workers(
     assert await post.length() == 108  # each by itself, so that many can take some
     other = await post.hire("other")
     found = await other.tasks(1000)
-    assert sorted(task.node_index or 0 for _, task in (*begun, *found)) == list(range(128))
+    assert sorted(task.place or 0 for _, task in (*begun, *found)) == list(range(128))
     await settled(other, found, post)
     await post.emptied()
 
@@ -412,7 +412,7 @@ async def test_tasks_that_would_take_long_in_sequence_are_shared_with_other_work
 async def test_tasks_that_can_start_soon_are_kept(post: PackedStreams) -> None:
     keeper, _ = await keeping(post)
     await keeper.share_once()
-    assert await post.length() == await post.pending() == FEWEST_MESSAGES
+    assert await post.length() == await post.pending() == MIN_MESSAGES
     assert len(await keeper.tasks(1000)) == 108
 
 
@@ -424,7 +424,7 @@ async def test_tasks_are_kept_while_other_workers_have_messages_to_read(
     keeper, _ = await keeping(post)
     await post.sender.send(tasks(1, run_id="later"))
     await keeper.share_once()
-    assert await post.length() == FEWEST_MESSAGES + 1
+    assert await post.length() == MIN_MESSAGES + 1
     assert len(await keeper.tasks(1000)) == 108
 
 
@@ -434,4 +434,4 @@ async def test_a_leaving_worker_returns_the_tasks_that_it_did_not_start(
     keeper, begun = await keeping(post)
     await keeper.close()
     found = await (await post.hire("other")).tasks(1000)
-    assert sorted(task.node_index or 0 for _, task in (*begun, *found)) == list(range(128))
+    assert sorted(task.place or 0 for _, task in (*begun, *found)) == list(range(128))

@@ -75,14 +75,14 @@ async def test_a_task_arrives_unchanged(ends: Ends) -> None:
 
 async def test_similar_tasks_each_arrive_unchanged(ends: Ends) -> None:
     plain = Task("run", "a", TOKEN, "h", {}, {"p": 1}, {"x": 1}, 300.0, None, (), None, 0)
-    family = [plain._replace(node_id=f"n{i}", config={"i": i}, node_index=i) for i in range(3)]
+    family = [plain._replace(node_id=f"n{i}", config={"i": i}, place=i) for i in range(3)]
     others = [
         plain._replace(token=Token(1, 3, 7)),
         plain._replace(source={"x": 2}),
         plain._replace(handler="other"),
         plain._replace(run_id="another", params={}),
         plain._replace(source={}, timeout_seconds=1.0),
-        plain._replace(node_index=None),
+        plain._replace(place=None),
     ]
     sent = [*family, *(task for other in others for task in (other, other, plain))]
     await ends.sender.send(sent)
@@ -267,11 +267,11 @@ async def test_a_stop_message_reaches_its_listeners(ends: Ends, redis_url: str) 
         assert await feed.next() == [new]
 
 
-PLAIN = Task("run", "node", TOKEN, "h", {"x": 1}, {}, {}, 300.0, node_index=0)
+PLAIN = Task("run", "node", TOKEN, "h", {"x": 1}, {}, {}, 300.0, place=0)
 
 
 def numbered(count: int) -> list[Task]:
-    return [PLAIN._replace(node_id=f"n{n}", node_index=n) for n in range(count)]
+    return [PLAIN._replace(node_id=f"n{n}", place=n) for n in range(count)]
 
 
 async def test_a_waiting_worker_gets_all_tasks_that_were_sent_together(ends: Ends) -> None:
@@ -379,7 +379,7 @@ async def test_the_latest_results_are_sent_again_if_redis_may_have_lost_them(
     await ends.inbox.send(reported[30:])
     await ends.inbox._arrived()
     await ends.pipe.call("DEL", RESULTS)
-    await ends.inbox.tell_again()
+    await ends.inbox.resend()
     found = [message.content for message in await ends.results.read([RESULTS], 100)]
     assert sorted(map(str, found)) == sorted(map(str, reported[30:])), (
         "what is old is in the log by now"
@@ -394,7 +394,7 @@ async def test_the_results_kept_for_sending_again_are_bounded(
         await ends.inbox.send([Complete("run", f"n{n}", TOKEN, "x" * 10_000)])
     await ends.inbox._arrived()
     await ends.pipe.call("DEL", RESULTS)
-    await ends.inbox.tell_again()
+    await ends.inbox.resend()
     found = [message.content.node for message in await ends.results.read([RESULTS], 100)]
     assert found == [f"n{n}" for n in range(21, 30)]
 
@@ -521,7 +521,7 @@ async def test_messages_that_were_read_but_not_opened_are_returned_to_other_work
         other = StreamInbox(StreamReader(blocking, ends.pipe, WORKERS, "w2"), ends.pipe, ["h"])
         left = [task for _, task in await other.tasks(100)]
     known = [task for _, task in first]
-    assert sorted(task.node_index or 0 for task in (*known, *left)) == list(range(14))
+    assert sorted(task.place or 0 for task in (*known, *left)) == list(range(14))
 
 
 async def blocked(pipe: PipelinedRedis) -> None:

@@ -327,7 +327,7 @@ def fail_node(
         if bystander.items is not None:
             if bystander.finished_at is None:
                 cancel_waiting_items(run, other, Reason.RUN_FAILED, out, now)
-                if not bystander.items.out:  # else it ends with its running items
+                if not bystander.items.in_flight:  # else it ends with its running items
                     cancel_node(run, other, Reason.RUN_FAILED, out, now)
             continue
         if bystander.phase is PUBLISHED:
@@ -426,15 +426,15 @@ def queue_map(run: RunState, index: int, out: Decision, now: float, nonce: int) 
 
 
 def open_map(node: NodeState, total: int) -> None:
-    """The list is known. Items that were completed in an earlier epoch stay completed."""
+    """The list is known. Items that a retry kept stay, unless the list has another length now."""
     if node.items is None or node.items.total != total:
         node.items = MapState(total)
     node.phase = None
     node.token = Token(node.epoch, 1, NO_START)
 
 
-def mapped(run: RunState, index: int) -> tuple[MapSpec, MapState]:
-    """Of a mapped node whose list is known."""
+def map_of(run: RunState, index: int) -> tuple[MapSpec, MapState]:
+    """The definition and the items of a mapped node whose list is known."""
     spec, items = run.graph.nodes[index].for_each, run.nodes[index].items
     assert spec is not None  # noqa: S101 - only such nodes have items
     assert items is not None  # noqa: S101
@@ -442,8 +442,8 @@ def mapped(run: RunState, index: int) -> tuple[MapSpec, MapState]:
 
 
 def why_stopped(run: RunState, index: int) -> Reason | None:
-    """Why no item of the mapped node may be started any more, if that is so."""
-    spec, items = mapped(run, index)
+    """Why no further item of the mapped node may start; None while items may."""
+    spec, items = map_of(run, index)
     if items.failed > spec.tolerated(items.total):
         return Reason.TOO_MANY_FAILURES
     return Reason.RUN_FAILED if run.status is not RunStatus.RUNNING else None
@@ -452,20 +452,20 @@ def why_stopped(run: RunState, index: int) -> Reason | None:
 def advance_map(run: RunState, index: int, out: Decision, now: float, nonce: int) -> None:
     """End a decision about items: begin the next ones, or end their node.
 
-    The order decides that the join fires once: an item leaves `out` once, and the node ends with
-    the last one.
+    The join fires once, because an item leaves `in_flight` once, and the node ends with the last
+    one.
     """
-    spec, items = mapped(run, index)
+    spec, items = map_of(run, index)
     stopped = why_stopped(run, index)
     if stopped is not None:
         cancel_waiting_items(run, index, stopped, out, now)
     else:
         epoch = run.nodes[index].epoch
-        while len(items.out) < spec.window and (item := items.next_waiting()) is not None:
+        while len(items.in_flight) < spec.window and (item := items.next_waiting()) is not None:
             state = NodeState(epoch, 0)
             items.begin(item, state)
             queue_item(run, index, item, state, out, now, nonce)
-    if items.out:
+    if items.in_flight:
         fill_slots_and_finish(run, out, now)
     else:
         end_map(run, index, stopped, out, now, nonce)
@@ -481,7 +481,7 @@ def queue_item(
 
 
 def publish_item(run: RunState, index: int, item: int, state: NodeState, out: Decision) -> None:
-    """As `publish`. A held item makes its node a held one."""
+    """As `publish`, for an item. If the item is held, so is its node."""
     limit, node = run.graph.max_concurrency, run.nodes[index]
     if limit is None or not (run.held or run.active >= limit):
         run.active += 1
@@ -489,7 +489,7 @@ def publish_item(run: RunState, index: int, item: int, state: NodeState, out: De
         out.dispatch.append(new_tuple(Dispatch, (run, index, state.token, item)))
         return
     state.phase = HELD
-    heappush(mapped(run, index)[1].ready, item)
+    heappush(map_of(run, index)[1].ready, item)
     if node.phase is not HELD:
         node.phase = HELD
         heappush(run.held, index)
@@ -499,21 +499,21 @@ def publish_held_items(run: RunState, index: int, out: Decision) -> None:
     """It is the turn of a held mapped node: its first items take the free slots of the run."""
     limit, node = run.graph.max_concurrency, run.nodes[index]
     node.phase = None
-    _, items = mapped(run, index)
+    _, items = map_of(run, index)
     while items.ready:
         if limit is not None and run.active >= limit:
             node.phase = HELD
             heappush(run.held, index)
             return
         item = heappop(items.ready)
-        state = items.out[item]
+        state = items.in_flight[item]
         run.active += 1
         state.phase = PUBLISHED
         out.dispatch.append(Dispatch(run, index, state.token, item))
 
 
-def hold_back(run: RunState) -> None:
-    """Derive what is held from the phases of nodes and items."""
+def recount_held(run: RunState) -> None:
+    """Derive `held`, and the counts of items, from the states of nodes and items."""
     for node in run.nodes:
         if node.items is not None:
             node.items.recount()
@@ -535,7 +535,7 @@ def end_item(
 ) -> None:
     """The item has ended: only a compact record of it stays. The caller goes on with
     `advance_map`."""
-    _, items = mapped(run, index)
+    _, items = map_of(run, index)
     if state.status is RUNNING:
         items.running -= 1
     if state.status is RUNNING or state.phase is PUBLISHED:
@@ -564,9 +564,9 @@ def fail_item(
 def lose_item(
     run: RunState, index: int, item: int, max_crashes: int, out: Decision, now: float, nonce: int
 ) -> None:
-    """As `lose_node`. The caller goes on with `advance_map`."""
-    _, items = mapped(run, index)
-    state = items.out[item]
+    """As `lose_node`, for an item. The caller goes on with `advance_map`."""
+    _, items = map_of(run, index)
+    state = items.in_flight[item]
     state.crashes += 1
     lost = {"worker": state.worker, "crashes": state.crashes}
     record_item(run, index, item, state, out, now, "node.lost", lost)
@@ -587,7 +587,7 @@ def lose_item(
 def cancel_item(
     run: RunState, index: int, item: int, reason: Reason, out: Decision, now: float
 ) -> None:
-    state = mapped(run, index)[1].out[item]
+    state = map_of(run, index)[1].in_flight[item]
     state.reason = reason
     why = {"reason": reason}
     end_item(run, index, item, state, CANCELLED, out, now, "node.cancelled", why)
@@ -596,12 +596,14 @@ def cancel_item(
 def cancel_waiting_items(
     run: RunState, index: int, reason: Reason, out: Decision, now: float
 ) -> None:
-    """Cancel the items that are out and do not run. Items that were never begun need no event:
-    they end with their node."""
+    """Cancel the items that are in flight and do not run.
+
+    Items that were never begun need no event: they end with their node.
+    """
     node = run.nodes[index]
-    _, items = mapped(run, index)
-    for item in sorted(items.out):
-        if items.out[item].status is not RUNNING:
+    _, items = map_of(run, index)
+    for item in sorted(items.in_flight):
+        if items.in_flight[item].status is not RUNNING:
             cancel_item(run, index, item, reason, out, now)
     items.ready.clear()
     if node.phase is HELD:
@@ -613,9 +615,9 @@ def cancel_waiting_items(
 def end_map(
     run: RunState, index: int, stopped: Reason | None, out: Decision, now: float, nonce: int
 ) -> None:
-    """No item is out and none may be begun: the node ends, once."""
+    """No item is in flight and none may be begun: the node ends, once."""
     node = run.nodes[index]
-    _, items = mapped(run, index)
+    _, items = map_of(run, index)
     if stopped is Reason.TOO_MANY_FAILURES:
         resolve(run, fail_node(run, index, map_error(run, index), out, now), out, now, nonce)
     elif items.completed + items.failed == items.total:
@@ -629,8 +631,8 @@ def end_map(
 
 
 def map_error(run: RunState, index: int) -> dict[str, Any]:
-    """The error of the first failed item, and how many failed."""
-    spec, items = mapped(run, index)
+    """The error of the first failed item, with a message that says how many failed."""
+    spec, items = map_of(run, index)
     item = items.first_failed()
     own = items.ended[item].error or {}
     failed = f"{items.failed} of {items.total} items failed, {spec.tolerated(items.total)} may"
@@ -656,15 +658,15 @@ def record_item(
         out.events.append(new_tuple(Event, fields))
 
 
-def stops(run: RunState, indices: Iterable[int]) -> list[Stop]:
-    """Stop orders for those of these nodes, and of their items, that are running."""
+def stop_orders(run: RunState, indices: Iterable[int]) -> list[Stop]:
+    """Stop orders for these nodes and for their items, as far as they are RUNNING."""
     found = []
     for index in indices:
         node, name = run.nodes[index], run.graph.nodes[index].id
         if node.items is not None:
             found += [
                 Stop(run.id, item_name(name, item), state.token)
-                for item, state in sorted(node.items.out.items())
+                for item, state in sorted(node.items.in_flight.items())
                 if state.status is RUNNING
             ]
         elif node.status is RUNNING:
@@ -679,7 +681,7 @@ def count_active(nodes: Iterable[NodeState]) -> int:
         if node.items is None:
             active += node.status is RUNNING or node.phase is PUBLISHED
         else:
-            active += count_active(node.items.out.values())
+            active += count_active(node.items.in_flight.values())
     return active
 
 
@@ -753,8 +755,8 @@ def outstanding(run: RunState) -> Decision:
             orders.dispatch.append(Dispatch(run, index, node.token))
         elif node.until is not None:
             waiting.append((node.until, Wake(run.id, name, node.token)))
-        elif node.items is not None and node.items.out:
-            for item, state in sorted(node.items.out.items()):
+        elif node.items is not None and node.items.in_flight:
+            for item, state in sorted(node.items.in_flight.items()):
                 if state.phase is PUBLISHED:
                     orders.dispatch.append(Dispatch(run, index, state.token, item))
                 elif state.until is not None:

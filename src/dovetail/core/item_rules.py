@@ -2,7 +2,7 @@
 
 An item is started, fenced, retried and lost like a node. What differs: its state is in its node's
 `MapState`; when it has ended, the next items begin or the node ends (`effects.advance_map`); and
-only its node has children. `expand` comes before all of them: it makes the items.
+only its node has children. The rule of the node itself is `expand`: it makes the items.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dovetail.core.effects import (
     fail_item,
     fail_node,
     lose_item,
-    mapped,
+    map_of,
     open_map,
     publish_item,
     record_change,
@@ -49,30 +49,30 @@ from dovetail.core.transitions import (
 )
 
 
-class Found(NamedTuple):
+class FoundItem(NamedTuple):
     """The item that a transition names."""
 
     node_index: int
     item: int
     state: NodeState
-    """Of an item that is not out, a copy that says how it ended."""
-    is_out: bool
+    """Of an item that is not in flight, a copy that says how it ended."""
+    is_in_flight: bool
 
 
-def find(run: RunState, name: str) -> Found | None:
-    place = run.place(name)
-    if place is None:
+def find_item(run: RunState, name: str) -> FoundItem | None:
+    where = run.find_item(name)
+    if where is None:
         return None
-    index, item = place
-    state = mapped(run, index)[1].out.get(item)
-    return Found(index, item, state or run.node(name), state is not None)
+    index, item = where
+    state = map_of(run, index)[1].in_flight.get(item)
+    return FoundItem(index, item, state or run.node(name), state is not None)
 
 
-def is_running(found: Found | None, token: Token) -> bool:
+def is_running(found: FoundItem | None, token: Token) -> bool:
     return found is not None and found.state.status is RUNNING and found.state.token == token
 
 
-def is_published(found: Found | None, token: Token) -> bool:
+def is_published(found: FoundItem | None, token: Token) -> bool:
     return found is not None and found.state.phase is PUBLISHED and found.state.token == token
 
 
@@ -80,7 +80,7 @@ def is_published(found: Found | None, token: Token) -> bool:
 
 
 def expand(run: RunState, transition: Expand, now: float, nonce: int) -> Decision:
-    """The list of a mapped node is known, or it cannot be made."""
+    """The list of a mapped node was rendered, or the rendering failed."""
     index = run.graph.index.get(transition.node)
     if index is None:
         return NOTHING
@@ -98,7 +98,7 @@ def expand(run: RunState, transition: Expand, now: float, nonce: int) -> Decisio
 
 
 def claim(run: RunState, transition: Claim, now: float, nonce: int) -> Decision:
-    found = find(run, transition.node)
+    found = find_item(run, transition.node)
     if found is None or not is_published(found, transition.token):
         return NOTHING
     index, item, state, _ = found
@@ -109,7 +109,7 @@ def claim(run: RunState, transition: Claim, now: float, nonce: int) -> Decision:
     state.worker = transition.worker
     state.lease_until = transition.lease_until
     state.started_at = now
-    mapped(run, index)[1].running += 1
+    map_of(run, index)[1].running += 1
     record_item(run, index, item, state, out, now, "node.started", {"worker": transition.worker})
     if node.status is QUEUED:
         node.status = RUNNING
@@ -120,7 +120,7 @@ def claim(run: RunState, transition: Claim, now: float, nonce: int) -> Decision:
 
 
 def renew(run: RunState, transition: Renew, now: float, nonce: int) -> Decision:
-    found = find(run, transition.node)
+    found = find_item(run, transition.node)
     if found is None or not is_running(found, transition.token):
         return NOTHING
     found.state.lease_until = transition.lease_until
@@ -130,25 +130,26 @@ def renew(run: RunState, transition: Renew, now: float, nonce: int) -> Decision:
 
 
 def complete(run: RunState, transition: Complete, now: float, nonce: int) -> Decision:
-    found = find(run, transition.node)
+    found = find_item(run, transition.node)
     if found is None:
         return NOTHING
     if not is_running(found, transition.token):
         return refuse(run, transition.node, found, transition.token, now)
-    return _return(run, found, transition.output, "node.completed", now, nonce)
+    return _accept_output(run, found, transition.output, "node.completed", now, nonce)
 
 
 def recall(run: RunState, transition: Recall, now: float, nonce: int) -> Decision:
-    found = find(run, transition.node)
+    found = find_item(run, transition.node)
     if found is None or not is_published(found, transition.token):
         return NOTHING
-    return _return(run, found, transition.output, "node.cached", now, nonce)
+    return _accept_output(run, found, transition.output, "node.cached", now, nonce)
 
 
-def _return(
-    run: RunState, found: Found, output: Any, kind: str, now: float, nonce: int
+def _accept_output(
+    run: RunState, found: FoundItem, output: Any, kind: str, now: float, nonce: int
 ) -> Decision:
-    """The item has an output; it fails without a retry if the run may not keep so many bytes."""
+    """End an item that has an output: as COMPLETED or, if the run would exceed its limit of bytes,
+    as FAILED without a retry."""
     index, item, state, _ = found
     out = Decision()
     if run.max_bytes is not None and (error := weigh(run, state, output)):
@@ -162,7 +163,7 @@ def _return(
 
 
 def fail(run: RunState, transition: Fail, now: float, nonce: int) -> Decision:
-    found = find(run, transition.node)
+    found = find_item(run, transition.node)
     if found is None:
         return NOTHING
     if transition.unrendered and not is_published(found, transition.token):
@@ -178,7 +179,7 @@ def fail(run: RunState, transition: Fail, now: float, nonce: int) -> Decision:
         data = back_off(state, spec, transition, now, nonce)
         record_item(run, index, item, state, out, now, "node.retrying", data)
         run.active -= 1
-        mapped(run, index)[1].running -= 1
+        map_of(run, index)[1].running -= 1
         state.answered = transition.token
         out.wake = [(now + data["delay"], Wake(run.id, transition.node, state.token))]
     advance_map(run, index, out, now, nonce)
@@ -186,7 +187,7 @@ def fail(run: RunState, transition: Fail, now: float, nonce: int) -> Decision:
 
 
 def reap(run: RunState, transition: Reap, now: float, nonce: int) -> Decision:
-    found = find(run, transition.node)
+    found = find_item(run, transition.node)
     if found is None or not is_running(found, transition.token):
         return NOTHING
     if found.state.lease_until is None or now < found.state.lease_until:
@@ -198,7 +199,7 @@ def reap(run: RunState, transition: Reap, now: float, nonce: int) -> Decision:
 
 
 def park(run: RunState, transition: Park, now: float, nonce: int) -> Decision:
-    found = find(run, transition.node)
+    found = find_item(run, transition.node)
     if found is None or found.state.token != transition.token:
         return NOTHING
     index, item, state, _ = found
@@ -216,7 +217,7 @@ def park(run: RunState, transition: Park, now: float, nonce: int) -> Decision:
 
 
 def wake(run: RunState, transition: Wake, now: float, nonce: int) -> Decision:
-    found = find(run, transition.node)
+    found = find_item(run, transition.node)
     if found is None or found.state.token != transition.token:
         return NOTHING
     index, item, state, _ = found
@@ -230,7 +231,7 @@ def wake(run: RunState, transition: Wake, now: float, nonce: int) -> Decision:
 
 
 def progress(run: RunState, transition: Progress, now: float, nonce: int) -> Decision:
-    found = find(run, transition.node)
+    found = find_item(run, transition.node)
     if found is None or not is_running(found, transition.token):
         return NOTHING
     out = Decision()
@@ -239,13 +240,14 @@ def progress(run: RunState, transition: Progress, now: float, nonce: int) -> Dec
     return out
 
 
-def refuse(run: RunState, name: str, found: Found, token: Token, now: float) -> Decision:
-    """As for a node: a repeated result is ignored, a stale one is an event.
+def refuse(run: RunState, name: str, found: FoundItem, token: Token, now: float) -> Decision:
+    """Ignore a repeated result; write an event for a stale one. Both as for a node.
 
-    Of an item that has ended, the nonce of its start is not kept: epoch and attempt name it.
+    The record of an item that has ended lacks the nonce of its token: a result with the epoch and
+    the attempt of the record counts as a repetition.
     """
     state = found.state
-    if found.is_out:
+    if found.is_in_flight:
         is_same, is_answered = state.token == token, state.answered == token
     else:
         is_same = state.token[:2] == token[:2]
@@ -274,5 +276,5 @@ ITEM_RULES: dict[type, Callable[[RunState, Any, float, int], Decision]] = {
 
 
 def apply_to_item(run: RunState, transition: Any, now: float, nonce: int) -> Decision:
-    """The transition names no node: it is about an item, or about nothing that is known."""
+    """Apply a transition whose name is not that of a node: it names an item, or nothing."""
     return ITEM_RULES[type(transition)](run, transition, now, nonce)

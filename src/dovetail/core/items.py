@@ -1,8 +1,8 @@
 """The items of a mapped node: one with `for_each`, whose handler runs once for each item of a list.
 
-A mapped node is one node of the run. Its items are no nodes: the run keeps a status byte for each
-item, some counts, and a full state for each item that is *out*, which means begun and not ended.
-The window of the node limits how many items are out, however long the list is.
+A mapped node is one node of the run. Its items are not nodes. The run keeps a status byte for each
+item, some counts, and a full state for each item that is *in flight*: begun and not ended. The
+window of the node limits how many items are in flight, however long the list is.
 
 In transitions, events and messages an item has a name, such as `summarise[3]`. No node has such a
 name, so the two cannot be mixed up.
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 MAX_ITEMS = 100_000
 NOT_A_LIST, TOO_LARGE = "not_a_list", "too_large"
 
-WAITING, OUT = 0, 1
+WAITING, IN_FLIGHT = 0, 1
 ENDED = {NodeStatus.COMPLETED: 2, NodeStatus.FAILED: 3, NodeStatus.CANCELLED: 4}
-"""The status bytes: an item waits, is out, or has ended like this."""
+"""The status bytes: an item waits, is in flight, or has ended with this status."""
 _COMPLETED, _FAILED = ENDED[NodeStatus.COMPLETED], ENDED[NodeStatus.FAILED]
 _STATUS = {byte: status for status, byte in ENDED.items()}
-_AGAIN = bytes(byte if byte in (OUT, _COMPLETED) else WAITING for byte in range(256))
-"""What a retry makes of each status byte."""
+_REOPENED = bytes(byte if byte in (IN_FLIGHT, _COMPLETED) else WAITING for byte in range(256))
+"""The status byte of an item after a retry, by its byte before."""
 
-MOST_DIGITS = 6
-"""Of the number of an item."""
+MAX_DIGITS = len(str(MAX_ITEMS))
+"""A number with more digits names no item."""
 
 
 def item_name(node: str, item: int) -> str:
@@ -40,33 +40,37 @@ def item_name(node: str, item: int) -> str:
 
 
 def split_name(name: str) -> tuple[str, int | None]:
-    """The node that a name is of, and the item, if it is the name of one."""
+    """The id of the node and, in the name of an item, the number of the item."""
     if not name.endswith("]"):
         return name, None
     node, _, number = name[:-1].partition("[")
-    is_number = number.isdecimal() and number.isascii() and len(number) <= MOST_DIGITS
+    is_number = number.isdecimal() and number.isascii() and len(number) <= MAX_DIGITS
     if not is_number or (number[0] == "0" and number != "0") or not node or "]" in node:
         return name, None
     return node, int(number)
 
 
 def node_id_of(name: str) -> str:
-    """The same without the item, in a tenth of the time: every start of an item asks."""
+    """The id of the node in the name of an item, in a tenth of the time of `split_name`.
+
+    Nothing is checked: each start of an item calls this.
+    """
     return name.partition("[")[0]
 
 
 PLACES = 1 << 20
-"""More than a node may have items."""
+"""How many places each node has for its items: more than `MAX_ITEMS`. A place below it is the index
+of a node. The scripts of Redis have the same number."""
 
 
 def item_place(index: int, item: int) -> int:
-    """The place of an item among the nodes and items of a run: a number beyond every index of a
-    node, for messages and stores that number what they name."""
+    """The place of an item: one number for messages and stores, which no node and no other item of
+    the run has. The place of a node is its index."""
     return (index + 1) * PLACES + item
 
 
 def split_place(place: int) -> tuple[int, int | None]:
-    """The index of a node, and the number of its item, if it is the place of one."""
+    """The index of the node and, for the place of an item, the number of the item."""
     if place < PLACES:
         return place, None
     owner, item = divmod(place, PLACES)
@@ -74,7 +78,7 @@ def split_place(place: int) -> tuple[int, int | None]:
 
 
 def list_error(value: Any) -> dict[str, Any] | None:
-    """Why a value cannot be the items of a node."""
+    """Why a value cannot be the list of a mapped node; None if it can."""
     if not isinstance(value, list):
         kind = "a mapping" if isinstance(value, Mapping) else type(value).__name__
         kind = {"NoneType": "none", "str": "text"}.get(kind, kind)
@@ -104,9 +108,9 @@ class MapState:
         "completed",
         "ended",
         "failed",
+        "in_flight",
         "is_reused",
         "next",
-        "out",
         "outputs",
         "ready",
         "running",
@@ -122,21 +126,21 @@ class MapState:
         """No item before this one waits."""
         self.running = self.completed = self.failed = 0
         self.is_reused = False
-        """The items of an earlier run: only their outputs are known."""
-        self.out: dict[int, NodeState] = {}
+        """A fork began with these items: only their outputs are known."""
+        self.in_flight: dict[int, NodeState] = {}
         """The items that were begun and have not ended."""
         self.ready: list[int] = []
-        """A heap of the items that are out and wait for the run's `max_concurrency`."""
+        """A heap of the items in flight that are held by the run's `max_concurrency`."""
         self.outputs: list[Any] = [None] * total
-        """In the order of the items: the node's output, once it is completed."""
+        """In the order of the items: the output of the node, once the node is completed."""
         self.ended: dict[int, ItemEnd] = {}
         self.values: Sequence[Any] | None = None
-        """The list itself, if it was rendered here. It is no part of the state: it is rendered
-        again from what is stored wherever it is needed."""
+        """The list itself, if this process has rendered it. It is no part of the state: any process
+        can render it again from what is stored."""
 
     @classmethod
     def reused(cls, total: int, outputs: Any) -> MapState:
-        """The items of a node that a fork begins with, as COMPLETED."""
+        """The items, all COMPLETED, of a mapped node that a fork reuses."""
         items = cls(total)
         items.is_reused = total > 0
         items.statuses = bytearray([_COMPLETED]) * total
@@ -152,12 +156,12 @@ class MapState:
         return None if found < 0 else found
 
     def begin(self, item: int, state: NodeState) -> None:
-        self.statuses[item] = OUT
-        self.out[item] = state
+        self.statuses[item] = IN_FLIGHT
+        self.in_flight[item] = state
 
     def end(self, item: int, state: NodeState) -> None:
-        """The item has ended as its state says; only a compact record of it stays."""
-        del self.out[item]
+        """The item has ended with the status in `state`; only a compact record of it stays."""
+        del self.in_flight[item]
         self.statuses[item] = ENDED[state.status]
         if state.status is NodeStatus.COMPLETED:
             self.completed += 1
@@ -175,12 +179,12 @@ class MapState:
         )
 
     def first_failed(self) -> int:
-        """In the order of the list, so that timing does not matter."""
+        """The failed item with the lowest number, so that timing does not matter."""
         return self.statuses.find(_FAILED)
 
     def reopen(self) -> None:
-        """A retry: every item that did not complete and does not run waits again."""
-        self.statuses = self.statuses.translate(_AGAIN)
+        """A retry: every item waits again, unless it is completed or in flight."""
+        self.statuses = self.statuses.translate(_REOPENED)
         self.ended = {item: end for item, end in self.ended.items() if self.is_completed(item)}
         self.failed = self.next = 0
 
@@ -191,8 +195,8 @@ class MapState:
         """How the item ended; None if it has not."""
         return _STATUS.get(self.statuses[item])
 
-    def restore_state(self, item: int, state: NodeState) -> NodeState:
-        """Fill in the state of an item that is not out, from what is kept of it."""
+    def fill_state(self, item: int, state: NodeState) -> NodeState:
+        """Fill in the state of an item that is not in flight, from its record; returns it."""
         status, end = self.status(item), self.ended.get(item)
         if status is not None:
             state.status, state.output = status, self.outputs[item]
@@ -203,8 +207,10 @@ class MapState:
         return state
 
     def counts(self, is_over: bool) -> dict[str, int]:
-        """How many items there are in each state. Items that were never begun are cancelled once
-        their node has ended."""
+        """How many items have each status.
+
+        Items that were never begun count as pending, and as cancelled once their node has ended.
+        """
         cancelled = self.statuses.count(ENDED[NodeStatus.CANCELLED])
         pending = self.total - self.running - self.completed - self.failed - cancelled
         return {
@@ -218,16 +224,18 @@ class MapState:
 
     def recount(self) -> None:
         """Derive the counts from the states of the items."""
-        self.running = sum(one.status is NodeStatus.RUNNING for one in self.out.values())
+        self.running = sum(one.status is NodeStatus.RUNNING for one in self.in_flight.values())
         self.completed = self.statuses.count(_COMPLETED)
         self.failed = self.statuses.count(_FAILED)
-        self.ready = [item for item, one in self.out.items() if one.phase == "held"]
+        self.ready = [item for item, one in self.in_flight.items() if one.phase == "held"]
         heapify(self.ready)
 
     def snapshot(self) -> dict[str, Any]:
         """Every field, for comparing two stores."""
         kept = {name: getattr(self, name) for name in self.__slots__ if name != "values"}
-        kept["out"] = {item: state.snapshot() for item, state in sorted(self.out.items())}
+        kept["in_flight"] = {
+            item: state.snapshot() for item, state in sorted(self.in_flight.items())
+        }
         kept["statuses"] = bytes(self.statuses)
         kept["ready"], kept["outputs"] = sorted(self.ready), list(self.outputs)
         kept["ended"], kept["next"] = dict(self.ended), self.next_waiting()

@@ -196,20 +196,21 @@ class RunState:
         return self.finished_at is not None
 
     def node(self, name: str) -> NodeState:
-        """The node or item of this name. Of an item that is not out it is a copy."""
+        """The node or item of this name. Of an item that is not in flight, a copy."""
         index = self.graph.index.get(name)
         if index is not None:
             return self.nodes[index]
-        place = self.place(name)
-        if place is None:
+        found = self.find_item(name)
+        if found is None:
             raise KeyError(name)
-        node, item = self.nodes[place[0]], place[1]
+        node, item = self.nodes[found[0]], found[1]
         items = node.items
-        assert items is not None  # noqa: S101 - else it has no place
-        return items.out.get(item) or items.restore_state(item, NodeState(node.epoch, 0))
+        assert items is not None  # noqa: S101 - else it has no such item
+        return items.in_flight.get(item) or items.fill_state(item, NodeState(node.epoch, 0))
 
-    def place(self, name: str) -> tuple[int, int] | None:
-        """The index of a mapped node and the number of its item, by the item's name."""
+    def find_item(self, name: str) -> tuple[int, int] | None:
+        """The index of a mapped node and the number of its item, by the item's name. None if the
+        run has no such item, or does not know the list yet."""
         node_id, item = split_name(name)
         index = self.graph.index.get(node_id)
         if item is None or index is None:

@@ -48,7 +48,7 @@ from dovetail.core.effects import (
     log,
     lose_item,
     lose_node,
-    mapped,
+    map_of,
     outstanding,
     overweight,
     publish,
@@ -56,7 +56,7 @@ from dovetail.core.effects import (
     record_item,
     refuse,
     resolve,
-    stops,
+    stop_orders,
     weigh,
     write,
 )
@@ -319,8 +319,8 @@ def take_over_items(
     run: RunState, index: int, transition: TakeOver, out: Decision, now: float, nonce: int
 ) -> None:
     """One after the other, as if each were reaped: the log does not say which it was."""
-    _, items = mapped(run, index)
-    for item, state in sorted(items.out.items()):
+    _, items = map_of(run, index)
+    for item, state in sorted(items.in_flight.items()):
         if state.status is RUNNING:
             lose_item(run, index, item, transition.max_crashes, out, now, nonce)
             advance_map(run, index, out, now, nonce)
@@ -381,11 +381,11 @@ def cancel(run: RunState, transition: Cancel, now: float, nonce: int) -> Decisio
     if run.finished:
         return NOTHING
     out = Decision()
-    out.stop = stops(run, range(len(run.nodes)))
+    out.stop = stop_orders(run, range(len(run.nodes)))
     for index, node in enumerate(run.nodes):
         if node.status not in FINISHED:
             if node.items is not None:
-                for item in sorted(node.items.out):
+                for item in sorted(node.items.in_flight):
                     cancel_item(run, index, item, Reason.RUN_CANCELLED, out, now)
                 node.items.ready.clear()
             cancel_node(run, index, Reason.RUN_CANCELLED, out, now)
@@ -419,7 +419,7 @@ def retry(run: RunState, transition: Retry, now: float, nonce: int) -> Decision:
         "run.retried",
         {"from": transition.from_node} if transition.from_node else None,
     )
-    out.stop = stops(run, reset)
+    out.stop = stop_orders(run, reset)
     out.changed += reset
     reset_nodes(run, reset, kept)
     # Counted anew from the states: the counts of a failed epoch do not matter.
@@ -576,9 +576,9 @@ def restore(run: RunState, lease_until: float, now: float) -> Decision:
 def _restore_items(
     run: RunState, index: int, lease_until: float, out: Decision, now: float
 ) -> None:
-    """As for a node: the items that are out and do not run may have started."""
-    node, (_, items) = run.nodes[index], mapped(run, index)
-    for item, state in sorted(items.out.items()):
+    """As for a node: the items that are in flight and do not run may have started."""
+    node, (_, items) = run.nodes[index], map_of(run, index)
+    for item, state in sorted(items.in_flight.items()):
         if state.status is not QUEUED:
             continue
         if state.phase is not PUBLISHED:

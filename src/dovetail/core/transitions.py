@@ -211,11 +211,11 @@ class Dispatch(NamedTuple):
 
     @property
     def state(self) -> NodeState | None:
-        """Of the node or item; None for an item that is not out any more."""
+        """Of the node or item; None for an item that is not in flight any more."""
         node = self.run.nodes[self.node_index]
         if self.item is None:
             return node
-        return None if node.items is None else node.items.out.get(self.item)
+        return None if node.items is None else node.items.in_flight.get(self.item)
 
 
 class Stop(NamedTuple):

@@ -313,7 +313,7 @@ class Stops(Protocol):
         ...
 
     async def next(self) -> list[Stop]:
-        """Those since the last call; waits a moment for some."""
+        """The orders since the last call; waits a moment for some."""
         ...
 
 
@@ -361,7 +361,7 @@ class LeaseThread:
         del self._held[id(held)]
 
     def call(self, work: Callable[[], Coroutine[Any, Any, T]], seconds: float | None = None) -> T:
-        """Have this done in the loop of the watch, and wait for it."""
+        """Run this in the loop of the thread, and wait for its result."""
         return asyncio.run_coroutine_threadsafe(work(), self._loop).result(seconds)
 
     def note(self, progress: Progress) -> None:
@@ -372,14 +372,14 @@ class LeaseThread:
         self._loop.call_soon_threadsafe(self._note_lines, log)
 
     async def opened(self) -> None:
-        """Returns once it can do its work."""
+        """Return once the thread can do its work."""
         await self._opened.wait()
 
     async def slow(self, tag: str, until: float) -> None:
         await (await self._ready()).task_source.slow(tag, until)
 
     async def start(self, task: Task) -> list[Task]:
-        """Claim it; nothing is given if it was refused, or parked."""
+        """Claim a task; returns no task if it was refused or parked."""
         return await (await self._ready()).task_source.start([(None, task)])
 
     async def give_back(self, held: RunningTask) -> None:
@@ -427,14 +427,15 @@ class LeaseThread:
         return self._duties
 
     def _holding(self) -> list[Task]:
-        """Whose lease is no longer young: nearly all have ended by then, and cost no renewal."""
+        """The tasks whose lease must be renewed. Nearly all tasks end before, and cost no
+        renewal."""
         young = self._lease_seconds / 3
         return [held.task for held in list(self._held.values()) if _age(held) >= young]
 
     async def _hear_stops(self) -> None:
         task_source, stops = await self._ready()
         await stops.open()
-        # What was ordered before we listened shows in what is ours no longer.
+        # An order from before we listened: the renewal of its task is refused.
         for order in await task_source.renew([held.task for held in list(self._held.values())]):
             self._ordered(order)
         while True:
@@ -442,7 +443,7 @@ class LeaseThread:
                 self._ordered(order)
 
     def _ordered(self, order: Stop) -> None:
-        """Its result would be refused anyway."""
+        """Stop the task that the order names: its result would be refused anyway."""
         for held in list(self._held.values()):
             if (held.task.run_id, held.task.node_id, held.task.token) == order and held.finish():
                 held.stop()

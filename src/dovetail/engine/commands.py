@@ -668,9 +668,9 @@ class Commands:
 
     async def with_output(self, run_id: str, node: str) -> tuple[RunState, NodeState]:
         run = await self.store.load(run_id, room=ONLY_SIZES)
-        if (place := run.place(node)) is not None:
-            await self._read_items(run, place[0], [place[1]])
-        found = run.node(node) if place else run.nodes[_place_of(run, node)]
+        if (item := run.find_item(node)) is not None:
+            await self._read_items(run, item[0], [item[1]])
+        found = run.node(node) if item else run.nodes[_place_of(run, node)]
         if found.status not in FINISHED:
             message = f"node '{node}' of run {run_id} is {found.status}: it has no output yet"
             raise Conflict(message)

@@ -194,12 +194,12 @@ def _items(run: RunState, spec: NodeSpec, node: NodeState, now: float, why_not: 
     """A mapped node: how far its items are, and what they wait for. `why_not` says why no worker
     starts queued ones."""
     counts = item_counts(spec, node) or {}
-    out = [] if node.items is None else list(node.items.out.values())
+    in_flight = [] if node.items is None else list(node.items.in_flight.values())
     waiting = {
-        "waits for a rate limit": sum(one.phase is Phase.PARKED for one in out),
-        "backs off": sum(one.phase is Phase.BACKING_OFF for one in out),
-        "waits for max_concurrency": sum(one.phase is Phase.HELD for one in out),
-        "is queued": sum(one.phase is Phase.PUBLISHED for one in out),
+        "waits for a rate limit": sum(one.phase is Phase.PARKED for one in in_flight),
+        "backs off": sum(one.phase is Phase.BACKING_OFF for one in in_flight),
+        "waits for max_concurrency": sum(one.phase is Phase.HELD for one in in_flight),
+        "is queued": sum(one.phase is Phase.PUBLISHED for one in in_flight),
     }
     done = f"{counts['completed']} of {counted(counts['total'], 'item')} completed"
     words = [f"{counts['running']} running"] if counts["running"] else []
@@ -218,7 +218,7 @@ def _items(run: RunState, spec: NodeSpec, node: NodeState, now: float, why_not: 
     }
     code = next((code for code, holds in codes.items() if holds), "queued")
     details: dict[str, Any] = {"items": counts}
-    waits = [one for one in out if one.until is not None]
+    waits = [one for one in in_flight if one.until is not None]
     if code in ("rate_limited", "backing_off") and waits:
         first = min(waits, key=lambda one: one.until or 0.0)
         details |= {"resource_tag": spec.resource_tag, **_until(first, _left(first, now))}

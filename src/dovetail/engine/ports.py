@@ -446,7 +446,7 @@ class Records(Protocol):
 
 
 class Task(NamedTuple):
-    """One start of one node, as a worker gets it."""
+    """One start of a node or item, as a worker gets it."""
 
     run_id: str
     node_id: str
@@ -463,8 +463,9 @@ class Task(NamedTuple):
     deferred: Sequence[Deferred] = ()
     """Strings of the config that need secrets: rendered in the worker, stored nowhere."""
     cache: Caching | None = None
-    node_index: int | None = None
-    """The position of the node in its definition, where that is known."""
+    place: int | None = None
+    """Over Redis the place of the node or item (`core.items.item_place`), where that is known; in
+    the process of the engine the index of the node."""
     trace: str | None = None
     """The `traceparent` of its run, if runs are traced."""
     item: Any = None
@@ -478,8 +479,8 @@ class Task(NamedTuple):
         if isinstance(self.source, dict):
             return self.source
         assert self.source is not None, "they are too large to travel"  # noqa: S101
-        run, place, *_ = self.source
-        parents = [(run.graph.nodes[i].id, run.nodes[i]) for i in run.graph.nodes[place].parents]
+        run, index, *_ = self.source
+        parents = [(run.graph.nodes[i].id, run.nodes[i]) for i in run.graph.nodes[index].parents]
         return {
             name: orjson.loads(orjson.dumps(parent.output))
             for name, parent in parents

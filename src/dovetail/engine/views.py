@@ -144,8 +144,8 @@ def item_counts(spec: NodeSpec, node: NodeState) -> dict[str, int] | None:
 def item_status(node: NodeState, item: int) -> NodeStatus:
     """An item that was never begun ends with its node."""
     assert node.items is not None  # noqa: S101 - it has items
-    if item in node.items.out:
-        return node.items.out[item].status
+    if item in node.items.in_flight:
+        return node.items.in_flight[item].status
     is_over = node.status in FINISHED
     waits = NodeStatus.CANCELLED if is_over else NodeStatus.PENDING
     return node.items.status(item) or waits
@@ -253,7 +253,7 @@ def run_work(run: RunState) -> RunWork:
         if node.items is None:
             _add_work(work, run, spec, node, None)
         else:
-            for item, state in sorted(node.items.out.items()):
+            for item, state in sorted(node.items.in_flight.items()):
                 _add_work(work, run, spec, state, item)
     return work
 

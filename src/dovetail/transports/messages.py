@@ -33,21 +33,26 @@ RESULT_FIELDS = ("run_id", "node_id", "token", "success", "output", "error")
 _PLAIN_TASK = [name.encode() for name in (*TASK_FIELDS, "place")]
 _PLAIN_TASK_WITH_PARAMS = [*_PLAIN_TASK[:-1], b"params", b"place"]
 USUAL_TIMEOUT = 300.0
-"""Left out of messages, like empty params."""
+"""The default of nodes. A message leaves it out, and empty params too."""
 _PLAIN_RESULT = [name.encode() for name in RESULT_FIELDS]
 _PACKED_RESULT = [*_PLAIN_RESULT, b"more"]
 SHOWN_BYTES = 2000
+"""Of a field, in a dead letter or an error: enough to recognise it."""
 MAX_PLACES = 1 << 44
-"""No run has so many nodes and items."""
+"""No run has a place so large (`core.items.item_place`)."""
 FEW_INPUTS = 8
-"""Parents whose outputs are written in one go. More are written one by one: they may be large."""
+"""Parents whose outputs are encoded together. The outputs of more parents are encoded one by one,
+and no further than they may travel: together they may be large."""
 
 
 MISREAD = (ValueError, KeyError, TypeError, AttributeError, IndexError)
-"""What the reading of a malformed message raises."""
+"""What reading a malformed message may raise."""
 
 
-UNEQUAL_ITEM = "it is for an item and has none, or the other way round"
+ITEM_MISMATCH = (
+    "its node_id and its item do not match: a message for an item has a name such as 'node[3]' and "
+    "that item, any other message has neither"
+)
 
 
 class Malformed(ValueError):
@@ -67,8 +72,8 @@ def task_fields(task: Task) -> list[str | bytes]:
         *("run_id", task.run_id, "node_id", task.node_id, "token", str(task.token)),
         *("handler", task.handler, "config", dumps(task.config), "inputs", inputs_text(task)),
     ]
-    if task.node_index is not None:
-        fields += ["place", str(task.node_index)]
+    if task.place is not None:
+        fields += ["place", str(task.place)]
     if task.params != {}:
         fields += ["params", params_text(task)]
     if task.timeout_seconds != USUAL_TIMEOUT:
@@ -88,7 +93,8 @@ def task_fields(task: Task) -> list[str | bytes]:
 
 
 def inputs_text(task: Task) -> bytes:
-    """None if they are too large to travel: a handler that asks for one has it read."""
+    """The inputs as JSON; `null` if they are too large to travel. A handler that asks for one then
+    has it read."""
     if task.source is None:
         return b"null"
     inputs = task.inputs()
@@ -110,7 +116,8 @@ def _cache_fields(caching: Caching) -> list[str | bytes]:
 
 
 def params_text(task: Task) -> bytes:
-    """None if they are too large to travel with every node: a handler that asks has them read."""
+    """The params as JSON; `null` if they are too large to travel with each task. A handler that
+    asks for them then has them read."""
     if task.params is None:
         return b"null"
     text = orjson.dumps(task.params)
@@ -149,7 +156,7 @@ def _given(fields: Sequence[bytes], names: Sequence[str]) -> dict[str, bytes]:
 
 @lru_cache(256)
 def _token(text: bytes) -> Token:
-    """Children of one node have one token among them."""
+    """Cached, because nodes and items that became ready together share a token."""
     try:
         return Token.parse(text.decode())
     except ValueError:
@@ -166,7 +173,7 @@ def _object(name: str, text: bytes) -> dict[str, Any]:
 
 
 def _object_or_none(name: str, text: bytes) -> dict[str, Any] | None:
-    """None for what was too large to travel."""
+    """The object in a field; None for `null`: it was too large to travel."""
     return None if text == b"null" else _object(name, text)
 
 
@@ -182,7 +189,8 @@ def read_results(fields: Sequence[bytes]) -> list[Result]:
 
 
 def _more(text: bytes) -> Iterator[Result]:
-    """Completed nodes as [run_id, token, node, output, node, output, …], …"""
+    """The completed nodes and items of a field `more`: [run_id, token, node, output, node, output,
+    …], …"""
     for run_id, token, *nodes in _output(text, behind=2):
         start = (_text(run_id), _token(_text(token).encode()))
         for node, output in zip(nodes[::2], nodes[1::2], strict=True):
@@ -190,8 +198,8 @@ def _more(text: bytes) -> Iterator[Result]:
 
 
 def _output(text: bytes, behind: int = 0) -> Any:
-    """What is nested deeper than a handler's output may be could be read, and not written again.
-    They may be so deep `behind` brackets of ours."""
+    """The value of a field. Refuses a value that is nested deeper than an output may be: it could
+    be read, but not written again. `behind` is how deep the outputs are inside the field."""
     value, deepest = orjson.loads(text), MAX_DEPTH + behind
     if text.count(b"[") + text.count(b"{") > deepest and not is_json(value, max_depth=deepest):
         raise Malformed(f"an output is nested deeper than {MAX_DEPTH}")
@@ -199,7 +207,7 @@ def _output(text: bytes, behind: int = 0) -> Any:
 
 
 def _text(value: object) -> str:
-    if not isinstance(value, str):  # which is not shown: it may be anything
+    if not isinstance(value, str):  # the value is not shown: it may be of any size
         raise Malformed(f"it has {type(value).__name__} where a text belongs")
     return value
 
@@ -242,8 +250,8 @@ def _chance(value: Any) -> float:
 
 
 def _cache(given: dict[str, bytes]) -> Caching | None:
-    """Under which key its output is kept, for how many seconds, and what its handler has read. A
-    worker of an earlier version does not say what: its output is not kept."""
+    """The key under which the output is cached, for how many seconds, and the facts that its
+    handler has read. A worker of an earlier version sends no facts: its output is not cached."""
     if "cache" not in given:
         return None
     key, seconds = orjson.loads(given["cache"])
@@ -270,34 +278,34 @@ def _error(value: Any) -> dict[str, Any]:
 
 
 def read_tasks(fields: Sequence[bytes]) -> list[Task]:
-    """What a message asks for: one task, and `more` of the same handler that travel with it."""
+    """The tasks of a message: one, and `more` of the same handler that travel with it."""
     if b"more" not in fields[::2]:
         return [read_task(fields)]
     at = 2 * fields[::2].index(b"more")
-    counted = 2 if fields[at + 2 : at + 3] == [b"tasks"] else 0
-    first = read_task([*fields[:at], *fields[at + 2 + counted :]])
+    has_count = fields[at + 2 : at + 3] == [b"tasks"]  # which is not of the first task
+    first = read_task([*fields[:at], *fields[at + (4 if has_count else 2) :]])
     return [first, *_more_tasks(fields[at + 1], first.handler)]
 
 
 def _more_tasks(text: bytes, handler: str) -> Iterator[Task]:
-    """As [run_id, token, inputs, params, node, config, place, node, config, place, …], …; of an
-    item, place and item instead of the place."""
+    """The tasks of a field `more`: [run_id, token, inputs, params, node, config, place, node,
+    config, place, …], … A task of an item has [place, item] instead of the place."""
     for run_id, token, inputs, params, *nodes in orjson.loads(text):
         start = (_text(run_id), _token(_text(token).encode()))
         with_inputs, with_params = _text(inputs).encode(), _text(params).encode()
-        owner = None
+        owner = None  # the node of the item before
         for node, config, where in zip(nodes[::3], nodes[1::3], nodes[2::3], strict=True):
             place, item, number = where, None, None
             if isinstance(where, list):
                 place, item = where
                 number = place % PLACES
-                # Nearly all are of the same node: its name need not be taken apart again.
+                # Nearly all items are of the same node: then its name is not parsed again.
                 if owner is None or node != f"{owner}[{number}]":
                     owner, named = split_name(_text(node))
                     if named != number:
-                        raise Malformed(UNEQUAL_ITEM)
+                        raise Malformed(ITEM_MISMATCH)
             elif split_name(_text(node))[1] is not None:
-                raise Malformed(UNEQUAL_ITEM)
+                raise Malformed(ITEM_MISMATCH)
             if not isinstance(config, dict) or not isinstance(place, int):
                 raise Malformed("a config is no object, or a place no number")
             if not 0 <= place < MAX_PLACES:
@@ -363,16 +371,16 @@ def read_task(fields: Sequence[bytes]) -> Task:
         _cache(given),
         _place(given["place"]) if "place" in given else None,
         given["traceparent"].decode() if "traceparent" in given else None,
-        *_item(given["node_id"].decode(), [orjson.loads(given["item"])] if "item" in given else []),
+        *_item(given["node_id"].decode(), given.get("item")),
     )
 
 
-def _item(name: str, given: Sequence[Any]) -> tuple[Any, int | None]:
-    """The item that a task is for, and its number, which is in the task's name."""
+def _item(name: str, text: bytes | None) -> tuple[Any, int | None]:
+    """The item of a task, and its number, which is in the task's name; None twice for a node."""
     _, number = split_name(name)
-    if (number is None) is bool(given):
-        raise Malformed(UNEQUAL_ITEM)
-    return (given[0], number) if given else (None, None)
+    if (number is None) is not (text is None):
+        raise Malformed(ITEM_MISMATCH)
+    return (None, None) if text is None else (orjson.loads(text), number)
 
 
 def _place(text: bytes) -> int:
@@ -393,17 +401,17 @@ def _deferred(text: bytes) -> tuple[Deferred, ...]:
 
 RESULTS = "wf:stream:results"
 TASKS = "tasks:"
-FEWEST_PACKED, MAX_PACKED = 8, 64
-"""Results per message: enough to share the cost of a message, few enough that workers can begin
-with the effects of the first."""
-MAX_ITEMS_PACKED = 128
-"""Results of items per message: a whole window of the usual size. The next items begin where these
-end, so that two halves of a window would go round one behind the other, at twice the price."""
-MAX_TASKS_PACKED, FEWEST_MESSAGES = 32, 4
-"""Tasks that travel in one message, and how many messages there are at least: as many workers find
-something."""
+MIN_RESULTS_PACKED, MAX_RESULTS_PACKED = 8, 64
+"""Results per message. Fewer than the minimum travel one by one: there is little to share. With
+more than the maximum, workers would wait for what follows from the first."""
+MAX_ITEM_RESULTS_PACKED = 128
+"""Results of items per message: a whole window of the usual size (100). The next items begin when
+these end. Two messages would make two rounds of half a window from then on, at twice the price."""
+MAX_TASKS_PACKED, MIN_MESSAGES = 32, 4
+"""Tasks in one message at the most, and messages at the least: so many workers find something."""
 MAX_PACKED_BYTES = 4096
-"""Of one output, or of one task: a larger one costs more than its message."""
+"""Of one output or task that travels with others. A larger one costs more than a message of its
+own."""
 
 
 def stream_of(handler: str) -> str:
@@ -411,7 +419,7 @@ def stream_of(handler: str) -> str:
 
 
 def _words(*words: str | bytes | None) -> bytes:
-    """Words as Redis reads them, with a hole for each that is None."""
+    """The words of a command as Redis reads them, with a placeholder for each None."""
     return b"".join(
         b"$%d\r\n%s\r\n" if word is None else b"$%d\r\n%s\r\n" % (len(word), word)
         for word in (word.encode() if isinstance(word, str) else word for word in words)
@@ -430,7 +438,8 @@ _PACKED = b"*17\r\n" + _words(
 )
 
 
-# A message in three pieces that siblings have in common, with node, config and place after each.
+# A message in three pieces that siblings have in common. The node, the config and the place of the
+# task come behind them, one behind each.
 _BEFORE = b"*%d\r\n" + _words("XADD", None, "*", "run_id", None, "node_id")
 _BETWEEN = _words("token", None, "handler", None, "config")
 _BEHIND = _words("inputs", None, "place")
@@ -439,7 +448,7 @@ _TASK = b"%b$%d\r\n%b\r\n%b$%d\r\n%b\r\n%b$%d\r\n%b\r\n"
 
 
 def task_messages(tasks: Iterable[Task]) -> list[Command]:
-    """What sends these, each by itself."""
+    """The commands that send these tasks, each in a message of its own."""
     messages: list[Command] = []
     like: Task | None = None
     before = between = behind = b""
@@ -451,21 +460,22 @@ def task_messages(tasks: Iterable[Task]) -> list[Command]:
             like = task
             before, between, behind = _common(task)
         node_id, config = task.node_id.encode(), orjson.dumps(task.config)
-        place = str(task.node_index).encode()
+        place = str(task.place).encode()
         message = (before, len(node_id), node_id, between, len(config), config, behind)
         messages.append(_TASK % (*message, len(place), place))
     return messages
 
 
 def _is_usual(task: Task) -> bool:
-    """Whether there is nothing to say of it but what nearly every task has."""
+    """Whether a task has only the fields that nearly every task has."""
     named = task.resource_tag is not None or task.trace is not None
     unusual = named or task.deferred or task.cache or task.timeout_seconds != USUAL_TIMEOUT
-    return not unusual and task.node_index is not None
+    return not unusual and task.place is not None
 
 
 def _are_siblings(task: Task, other: Task) -> bool:
-    """Nodes that became ready together share a token; nodes with the same parents share inputs."""
+    """Whether two tasks share run, token, inputs and params. Nodes and items that became ready
+    together share a token; nodes with the same parents share inputs."""
     are_items = task.item_index is not None and other.item_index is not None
     return (
         task.source is other.source
@@ -476,8 +486,8 @@ def _are_siblings(task: Task, other: Task) -> bool:
 
 
 def packed_task_messages(tasks: Sequence[Task]) -> list[Command]:
-    """What sends these, all of one handler that is quick: several in a message."""
-    size = min(MAX_TASKS_PACKED, len(tasks) // FEWEST_MESSAGES)
+    """The commands that send these tasks, several in a message. All are of one quick handler."""
+    size = min(MAX_TASKS_PACKED, len(tasks) // MIN_MESSAGES)
     if size < 2:
         return task_messages(tasks)
     alone: list[Task] = []
@@ -507,14 +517,15 @@ _Packable = tuple[Task, tuple[str, ...], bytes]
 
 
 def _shared(task: Task) -> tuple[str, ...]:
-    """Inputs and params as text, so that no two handlers are given the same objects."""
+    """What siblings have in common. Inputs and params are text, so that no two handlers get the
+    same objects."""
     params = b"{}" if task.params == {} else params_text(task)
     return task.run_id, str(task.token), inputs_text(task).decode(), params.decode()
 
 
 def _task_pack(pack: Sequence[_Packable]) -> Command:
-    """The first as if it were alone, the others behind it, as `read_tasks` takes them; and how many
-    they are, for the count of waiting tasks."""
+    """A message with these tasks: the first as if it were alone, the others in `more`, as
+    `read_tasks` takes them, and their number in `tasks`, for the count of waiting tasks."""
     (first, _, _), *others = pack
     (alone,) = task_messages([first])
     if not others:
@@ -525,7 +536,7 @@ def _task_pack(pack: Sequence[_Packable]) -> Command:
         if shared is not like:
             like = shared
             more.append([*shared])
-        where = task.node_index if task.item_index is None else [task.node_index, task.item]
+        where = task.place if task.item_index is None else [task.place, task.item]
         more[-1] += (task.node_id, orjson.Fragment(config), where)
     if not isinstance(alone, bytes):  # an item
         return (*alone, "more", orjson.dumps(more), "tasks", str(len(pack)))
@@ -549,7 +560,7 @@ def _common(task: Task) -> tuple[bytes, bytes, bytes]:
 
 def result_messages(results: Sequence[Result]) -> list[Command]:
     """The commands that send these results, many in few messages."""
-    if len(results) < FEWEST_PACKED:
+    if len(results) < MIN_RESULTS_PACKED:
         return [_result_message(result) for result in results]
     messages: list[Command] = []
     small: list[tuple[Complete, bytes]] = []
@@ -562,9 +573,9 @@ def result_messages(results: Sequence[Result]) -> list[Command]:
             messages.append(_plain_message(result, output))
         else:
             small.append((result, output))
-    is_of_item = small and small[0][0].node.endswith("]")
-    most = MAX_ITEMS_PACKED if is_of_item else MAX_PACKED
-    packs = (small[at : at + most] for at in range(0, len(small), most))
+    are_items = small and small[0][0].node.endswith("]")
+    size = MAX_ITEM_RESULTS_PACKED if are_items else MAX_RESULTS_PACKED
+    packs = (small[at : at + size] for at in range(0, len(small), size))
     return [*messages, *map(_packed_message, packs)]
 
 
@@ -579,7 +590,8 @@ def _plain_message(result: Complete, output: bytes) -> Command:
 
 
 def _packed_message(pack: Sequence[tuple[Complete, bytes]]) -> Command:
-    """The first as if it were alone, the others behind it, as `read_results` takes them."""
+    """A message with these results: the first as if it were alone, the others in `more`, as
+    `read_results` takes them."""
     (first, output), *others = pack
     if not others:
         return _plain_message(first, output)
@@ -608,7 +620,7 @@ def _sized(*words: bytes) -> Iterator[int | bytes]:
 
 DEAD = "wf:dead"
 MAX_DEAD = 10_000
-"""The newest are kept, and shown at `GET /dead-letters`."""
+"""Dead letters that are kept, the newest, for `GET /dead-letters`."""
 
 
 def dead_letter_commands(
@@ -619,8 +631,7 @@ def dead_letter_commands(
     redact: Callable[[str], str],
     more: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[Command]:
-    """What keeps a message as a dead letter, without what must not be stored. `more` is kept as it
-    is."""
+    """The commands that keep a message as a dead letter, redacted. `more` is kept as it is."""
 
     def text(field: str) -> str:
         return shown(redact(field).encode())
@@ -637,8 +648,8 @@ def dead_letter_commands(
 
 
 class DeadLetterQueue:
-    """For tasks that are given up because their nodes crashed as many workers as they may, and for
-    notifications that no receiver accepts."""
+    """The dead letters of nodes that lost their worker too often, and of notifications that no
+    receiver accepts."""
 
     def __init__(self, pipe: PipelinedRedis, redactor: Redactor) -> None:
         self._pipe = pipe

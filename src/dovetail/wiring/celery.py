@@ -1,8 +1,8 @@
 """Puts together what works inside a Celery worker: its main process, and each process of its pool.
 
 The main process says that it is alive and which handlers it has; it runs none. A process of the
-pool gets one message at a time, claims what it names, runs the handler and reports, over a
-connection of its own. Celery imports this module by its name.
+pool gets one message at a time, claims the node or item of its task, runs the handler and sends the
+result, over a connection of its own. Celery imports this module by its name.
 """
 
 from __future__ import annotations
@@ -82,10 +82,12 @@ from dovetail.transports.streams.reader import StopBroadcast
 from dovetail.wiring.distributed import connected, log_appender, service_id
 from dovetail.wiring.embedded import buckets, handler_calls, log_rules
 
-BEAT_PATIENCE_SECONDS = 0.5
-FAREWELL_SECONDS = 2.0
+BEAT_PATIENCE_SECONDS, FAREWELL_SECONDS = 0.5, 2.0
+"""How long the main process waits for Redis: at a heartbeat, which must not block the consumer, and
+at its end or for a refused message."""
 PASS_ON_SECONDS = 0.2
-"""A worker without a handler passes its message on, and gives other workers time to take it."""
+"""A worker that lacks the handler waits so long before it sends the message on, so that another
+worker may take it."""
 MAIN_PROCESS = "MainProcess"
 INTERRUPT = signal.SIGURG
 """No other code uses it, and a process without a handler for it ignores it."""
@@ -104,11 +106,12 @@ class WorkerState:
     registry: Registry | None = None
     listener: Listener | None = None
     in_child: Callable[[], None] = lambda: None
-    """First thing in a process of the pool."""
+    """Called first in a process of the pool."""
     worker_id: str = field(default_factory=service_id)
     began: float = field(default_factory=time.time)
     _ends_at: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, 8))
-    """Shared by all processes: when running tasks are given back; 0 while the worker goes on."""
+    """Shared by all processes: the time at which running tasks are given back, or 0 for no such
+    time."""
 
     def configure(
         self,
@@ -150,7 +153,7 @@ def redis_of(settings: Settings) -> str:
 
 @signals.celeryd_init.connect  # type: ignore[untyped-decorator]
 def _prepare(instance: Any, **_: Any) -> None:
-    """Before anything is forked: what cannot work shall be said now, and once."""
+    """Before anything is forked: a worker that cannot work says so now, and once."""
     try:
         settings, _registry = state.known()
         redis_of(settings)
@@ -166,14 +169,15 @@ def _me() -> AnnouncedService:
 
 
 def _check_redis(settings: Settings) -> None:
-    """As `dovetail worker` does at its start; a Redis that is away is waited for by Celery."""
+    """The checks of `dovetail worker` at its start. Celery itself waits for a Redis that is
+    away."""
     pipe = SyncRedis(redis_of(settings), patience=BEAT_PATIENCE_SECONDS)
     try:
         done(refuse_eviction(pipe, settings, log.warning))
         done(warn_of_lost_writes(pipe, settings, log.warning))
         done(ServiceRegistry(pipe, heartbeat_timeout=settings.heartbeat_timeout).join(_me()))
     except RedisUnreachable as error:
-        log.warning("its settings are not known: %s", error)
+        log.warning("the settings of Redis are not checked: %s", error)
     except StoreError as error:
         sys.stderr.write(f"dovetail: {visible(str(error))}\n")
         raise SystemExit(1) from None
@@ -194,7 +198,7 @@ class Heartbeat(bootsteps.StartStopStep):  # type: ignore[misc]
         settings, registry = state.known()
         self._pipe = SyncRedis(redis_of(settings), patience=BEAT_PATIENCE_SECONDS)
         self._schemas, texts = schema_texts(registry.announced_schemas())
-        self._fleet = WorkerRegistry(
+        self._workers = WorkerRegistry(
             self._pipe, heartbeat_timeout=settings.heartbeat_timeout, schemas=texts
         )
         self._services = ServiceRegistry(self._pipe, heartbeat_timeout=settings.heartbeat_timeout)
@@ -223,11 +227,11 @@ class Heartbeat(bootsteps.StartStopStep):  # type: ignore[misc]
             schemas=self._schemas,
         )
         try:
-            done(self._fleet.beat(facts))
-            wrong = done(self._services.beat(_me()))
-            if wrong is not None and wrong != self._logged:
-                log.warning("%s", wrong)
-            self._logged = wrong
+            done(self._workers.beat(facts))
+            problem = done(self._services.beat(_me()))
+            if problem is not None and problem != self._logged:
+                log.warning("%s", problem)
+            self._logged = problem
         except StoreError as error:
             log.warning("no heartbeat: %s", error)
 
@@ -249,7 +253,7 @@ def _drain(how: str = "", **_: Any) -> None:
 @signals.worker_shutdown.connect  # type: ignore[untyped-decorator]
 def _leave(**_: Any) -> None:
     pipe = SyncRedis(redis_of(state.known()[0]), patience=FAREWELL_SECONDS)
-    with suppress(StoreError):  # silence says the same, a little later
+    with suppress(StoreError):  # without this, the heartbeat times out a little later
         done(WorkerRegistry(pipe).leave(state.worker_id))
         done(ServiceRegistry(pipe).leave(_me()))
     pipe.close()
@@ -258,7 +262,8 @@ def _leave(**_: Any) -> None:
 @signals.task_unknown.connect  # type: ignore[untyped-decorator]
 @signals.task_rejected.connect  # type: ignore[untyped-decorator]
 def _refused(message: Any = None, exc: Any = None, **_: Any) -> None:
-    """Celery throws away what it does not know or must not read; it shall be seen somewhere."""
+    """Keep a message that Celery throws away, because it does not know or may not read it, as a
+    dead letter."""
     settings = state.known()[0]
     pipe = SyncRedis(redis_of(settings), patience=FAREWELL_SECONDS)
     headers = getattr(message, "headers", None)
@@ -285,12 +290,12 @@ def _refused(message: Any = None, exc: Any = None, **_: Any) -> None:
     max_retries=0,
 )
 def execute_node(self: Any, *args: Any, **fields: Any) -> dict[str, Any]:
-    """Run the node that these fields name, unless another worker has it, or it is done."""
-    return _child().at_hand().execute(self.request.id, args, fields)
+    """Run the task with these fields, unless another worker has it, or it is done."""
+    return _pool_process().task_runner().execute(self.request.id, args, fields)
 
 
 class PoolProcess:
-    """A process of the pool: usually one thread runs handlers, and one watches it."""
+    """A process of the pool. Usually one thread runs handlers, and another keeps its lease."""
 
     def __init__(self) -> None:
         state.in_child()
@@ -304,9 +309,9 @@ class PoolProcess:
         self.calls = calls if state.listener is None else state.listener.calls(calls)
         self.appender = log_appender(self.settings, self.clock)
         self._local = threading.local()
-        self._hands: list[TaskRunner] = []
+        self._runners: list[TaskRunner] = []
         # Last: its thread begins at once, and calls this object.
-        self.watch = LeaseThread(
+        self.lease_thread = LeaseThread(
             self._duties,
             supervise,
             _crash,
@@ -315,32 +320,32 @@ class PoolProcess:
             confirm=self._confirm,
         )
 
-    def at_hand(self) -> TaskRunner:
-        """Of this thread."""
-        hand: TaskRunner | None = getattr(self._local, "hand", None)
-        if hand is None:
-            hand = self._local.hand = TaskRunner(self)
-            self._hands.append(hand)
-        return hand
+    def task_runner(self) -> TaskRunner:
+        """The one of this thread."""
+        runner: TaskRunner | None = getattr(self._local, "runner", None)
+        if runner is None:
+            runner = self._local.runner = TaskRunner(self)
+            self._runners.append(runner)
+        return runner
 
     def read_store(self, work: StoreWork) -> Any:
-        """Have this read in the loop of the watch, for a handler in whichever thread."""
-        return waited_for(self._with_store(work), self.watch.loop)
+        """Read from the store in the loop of the lease thread, for a handler in any thread."""
+        return waited_for(self._with_store(work), self.lease_thread.loop)
 
     async def _with_store(self, work: StoreWork) -> Any:
-        await self.watch.opened()
+        await self.lease_thread.opened()
         return await work(self._parts.store)
 
     def _confirm(self) -> None:
-        for hand in self._hands:
-            hand.pipe.flush_acks()
+        for runner in self._runners:
+            runner.pipe.flush_acks()
 
     async def pass_on(self, task: Task) -> bool:
-        """Pass a message on, if another worker has its handler."""
+        """Send the task to Celery again, if another worker has its handler."""
         parts = self._parts
-        fleet = WorkerRegistry(parts.pipe, heartbeat_timeout=self.settings.heartbeat_timeout)
-        if task.handler not in await fleet.served():
-            return False  # once there is, the sweep finds that nothing waits for it
+        workers = WorkerRegistry(parts.pipe, heartbeat_timeout=self.settings.heartbeat_timeout)
+        if task.handler not in await workers.served():
+            return False  # once a worker has it, the sweep publishes the task again
         await asyncio.sleep(PASS_ON_SECONDS)
         await parts.sender.send([task])
         return True
@@ -372,41 +377,42 @@ class PoolProcess:
 
 @signals.worker_process_init.connect  # type: ignore[untyped-decorator]
 def _begin(**_: Any) -> None:
-    """Before the first task: its watch shall listen by then."""
-    _child()
+    """Before the first task: its lease thread must listen by then."""
+    _pool_process()
 
 
-_made: PoolProcess | None = None
+_process: PoolProcess | None = None
 
 
-def _child() -> PoolProcess:
-    global _made
-    if _made is None or _made.pid != os.getpid():
-        _made = PoolProcess()
-    return _made
+def _pool_process() -> PoolProcess:
+    global _process
+    if _process is None or _process.pid != os.getpid():
+        _process = PoolProcess()
+    return _process
 
 
 def _crash(error: BaseException) -> None:
-    """Without its watch a process would lose its leases: Celery starts another one."""
-    log.critical("the watch of pid %d ended", os.getpid(), exc_info=error)
+    """End this process, which would lose its leases without the thread. Celery starts another
+    one."""
+    log.critical("the lease thread of pid %d ended", os.getpid(), exc_info=error)
     os._exit(70)
 
 
 class TaskRunner:
-    """What a thread of the pool works with."""
+    """Executes the messages of one thread of the pool."""
 
-    def __init__(self, child: PoolProcess) -> None:
-        self._child = child
-        settings = child.settings
+    def __init__(self, process: PoolProcess) -> None:
+        self._process = process
+        settings = process.settings
         self.pipe = SyncRedis(redis_of(settings))
         self._task_source = QueueTaskSource(
             ResultSender(self.pipe, self.log),
             RedisStore(self.pipe, events=False),
             RedisTimerIndex(self.pipe),
-            RedisLimits(self.pipe, buckets(settings), clock=child.clock),
-            child.clock,
+            RedisLimits(self.pipe, buckets(settings), clock=process.clock),
+            process.clock,
             _nothing_to_follow,
-            worker_id=child.worker_id,
+            worker_id=process.worker_id,
             lease_seconds=settings.lease_seconds,
             secrets=settings.secrets,
         )
@@ -414,9 +420,9 @@ class TaskRunner:
         if threading.current_thread() is threading.main_thread():
             interrupt = partial(signal.pthread_kill, threading.get_ident(), INTERRUPT)
         self._worker = BlockingWorker(
-            child.calls,
-            child.watch,
-            child.clock,
+            process.calls,
+            process.lease_thread,
+            process.clock,
             log=self._task_source.log,
             interrupt=interrupt,
         )
@@ -427,21 +433,21 @@ class TaskRunner:
         self, message_id: str, args: Sequence[Any], fields: dict[str, Any]
     ) -> dict[str, Any]:
         try:
-            task = _read(args, fields)
+            task = _read_task(args, fields)
         except MISREAD as problem:
             self.pipe.enqueue(taken(None))
             reason = str(problem) or type(problem).__name__
-            dead_letter(self.pipe, self._child.settings, message_id, fields, reason)
+            dead_letter(self.pipe, self._process.settings, message_id, fields, reason)
             return {"dead": reason}
         self.pipe.enqueue(taken(task.handler))
-        if task.handler not in self._child.registry:
-            passed = self._child.watch.call(partial(self._child.pass_on, task))
+        if task.handler not in self._process.registry:
+            passed = self._process.lease_thread.call(partial(self._process.pass_on, task))
             self._flush()
             return {"passed_on": passed}
         granted = self._claimed(task)
         if granted is None:
-            return self._why_not(task)
-        result = self._worker.run(granted, self._tell)
+            return self._reason_of_refusal(task)
+        result = self._worker.run(granted, self._send_result)
         if result is None:
             return {"stopped": True}
         if isinstance(result, Complete):
@@ -449,22 +455,21 @@ class TaskRunner:
         return {"success": False, "error": failure_data(result.error)["error"]}
 
     def _claimed(self, task: Task) -> Task | None:
-        """The start, if it is ours now."""
+        """The task, if this process has claimed it."""
         if task.resource_tag is None:
             found = done(self._task_source.start([(None, task)]))
-        else:  # a limit to ask, a node to park: that takes a loop
+        else:  # a rate limit may have to park the node, which takes an event loop
             self._flush()
-            found = self._child.watch.call(partial(self._child.watch.start, task))
+            found = self._process.lease_thread.call(partial(self._process.lease_thread.start, task))
         return found[0] if found else None
 
-    def _why_not(self, task: Task) -> dict[str, Any]:
-        if task.node_index is None:
+    def _reason_of_refusal(self, task: Task) -> dict[str, Any]:
+        """What Celery gets as the result of a task that was not claimed."""
+        if task.place is None:
             return {"skipped": True}
         _, nodes, _, outputs, *_ = keys_of(task.run_id)
         node_state, output = done(
-            self.pipe.call_many(
-                [("HGET", nodes, task.node_index), ("HGET", outputs, task.node_index)]
-            )
+            self.pipe.call_many([("HGET", nodes, task.place), ("HGET", outputs, task.place)])
         )
         node = None if node_state is None else node_of(node_state.decode())
         if node is not None and node.status is NodeStatus.COMPLETED:
@@ -474,14 +479,14 @@ class TaskRunner:
         return {"skipped": True}
 
     def log(self, chunks: Sequence[LogChunk]) -> None:
-        """Sent at once, so that it is before the result that follows. Nothing is sent again that
-        Redis refuses: a log is never in the way of a result."""
-        commands = self._child.appender.commands_by_source(chunks)
+        """Send lines of handlers at once, before the result that follows. Lines that Redis refuses
+        are not sent again: a log is never in the way of a result."""
+        commands = self._process.appender.commands_by_source(chunks)
         self.pipe.send_nowait(commands, until_accepted=False)
 
-    def _tell(self, result: Result) -> None:
-        """Send it without waiting for the reply of Redis: the next claim reads that, or the watch.
-        If the process dies together with Redis, the lease runs out."""
+    def _send_result(self, result: Result) -> None:
+        """Send a result without waiting for the reply of Redis: the next claim reads it, or the
+        lease thread. If the process dies together with Redis, the lease runs out."""
         self.pipe.send_nowait([result_command(result)])
 
     def _flush(self) -> None:
@@ -489,7 +494,7 @@ class TaskRunner:
 
 
 async def _nothing_to_follow(moves: Sequence[Any]) -> None:
-    raise AssertionError("what is decided is followed by the watch")
+    raise AssertionError("only the lease thread applies transitions")
 
 
 def result_command(result: Result) -> Command:
@@ -524,7 +529,7 @@ class ResultSender:
     async def close(self) -> None: ...
 
 
-def _read(args: Sequence[Any], fields: dict[str, Any]) -> Task:
+def _read_task(args: Sequence[Any], fields: dict[str, Any]) -> Task:
     if args:
         raise Malformed("it has arguments without names")
     if wrong := [name for name, value in fields.items() if not isinstance(value, str)]:
@@ -535,20 +540,21 @@ def _read(args: Sequence[Any], fields: dict[str, Any]) -> Task:
 def dead_letter(
     pipe: SyncRedis, settings: Settings, message_id: str, fields: dict[str, Any], reason: str
 ) -> None:
-    """Keep what is no message of ours where it is seen; see `StreamReader`."""
+    """Keep a message that cannot be read as a dead letter, as `StreamReader` does."""
     shown = {name: str(value) for name, value in fields.items()}
     redact = Redactor(settings.sensitive()).redact_shown
     done(pipe.call_many(dead_letter_commands(QUEUE, message_id, reason, shown, redact)))
 
 
 def _install_signals(worker: BlockingWorker) -> None:
-    """Of the pool: a soft limit, and the end of this process. Of the watch: an interruption."""
+    """Signals of the pool: a soft time limit, and the end of this process. Of the lease thread: an
+    interruption."""
     soft_limit, terminate = signal.getsignal(SIG_SOFT_TIMEOUT), signal.getsignal(signal.SIGTERM)
 
     def on_soft_limit(number: int, frame: FrameType | None) -> None:
         if worker.held is not None:
             worker.expire(SoftTimeLimitExceeded)
-        elif callable(soft_limit):  # of a task that is not ours
+        elif callable(soft_limit):  # of a task of another application
             soft_limit(number, frame)
 
     def on_terminate(number: int, frame: FrameType | None) -> None:
@@ -572,7 +578,7 @@ def run_worker(
     listener: Listener | None = None,
     in_child: Callable[[], None] = lambda: None,
 ) -> int:
-    """A Celery worker in this process, until a signal ends it; to its exit code."""
+    """Run a Celery worker in this process until a signal ends it; return its exit code."""
     state.configure(settings, registry, listener, in_child)
     signals.setup_logging.connect(_logs_are_shown)
     for noisy in ("celery", "kombu"):

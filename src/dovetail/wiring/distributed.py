@@ -633,7 +633,7 @@ async def working(
             asyncio.create_task(supervise(name, duty))
             for name, duty in (
                 ("orders to stop", lambda: _receive_stops(StopBroadcast(listening), stop)),
-                ("after a break", inbox.mend),
+                ("after a break", inbox.resend_after_restarts),
                 ("sharing", inbox.share),
             )
         ]

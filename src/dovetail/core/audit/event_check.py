@@ -40,10 +40,10 @@ from dovetail.core.effects import (
     Undecided,
     count_active,
     count_failures,
-    hold_back,
     is_done,
-    mapped,
+    map_of,
     open_map,
+    recount_held,
     resolve,
 )
 from dovetail.core.errors import TemplateError
@@ -142,10 +142,10 @@ def rebuild(submit: Submit, events: Sequence[Event], outputs: Mapping[str, Any])
         elif name in outputs and event.type in _OUTPUTS:
             node = believed.node(name)
             node.status, node.epoch, node.output = COMPLETED, event.epoch, outputs[name]
-            if (place := believed.place(name)) is not None:
-                _, items = mapped(believed, place[0])
-                items.begin(place[1], node)
-                items.end(place[1], node)
+            if (found := believed.find_item(name)) is not None:
+                _, items = map_of(believed, found[0])
+                items.begin(found[1], node)
+                items.end(found[1], node)
     replay = _EventReplay(submit, events, believed)
     for expected, event in enumerate(events, 1):
         if event.seq != expected:
@@ -171,7 +171,7 @@ def _startable(run: RunState) -> Iterator[NodeState]:
         if node.items is None:
             yield node
         else:
-            yield from node.items.out.values()
+            yield from node.items.in_flight.values()
 
 
 def inconsistencies(run: RunState) -> list[str]:
@@ -388,7 +388,7 @@ class _EventReplay:
                 return
             other.phase = HELD
         node.phase = PUBLISHED
-        hold_back(run)
+        recount_held(run)
 
     # ── conditions ───────────────────────────────────────────────────────────────────────
 
@@ -622,10 +622,10 @@ def _compare_items(
     if made.items.statuses != kept.items.statuses:
         yield f"{subject} is kept with other items out and ended than the log makes it"
         return
-    for item, state in sorted(made.items.out.items()):
+    for item, state in sorted(made.items.in_flight.items()):
         whose = f"item {item} of {subject}"
-        yield from _compare_fields(whose, _OF_A_NODE, state, kept.items.out[item])
-        yield from _compare_details(whose, replay, state, kept.items.out[item])
+        yield from _compare_fields(whose, _OF_A_NODE, state, kept.items.in_flight[item])
+        yield from _compare_details(whose, replay, state, kept.items.in_flight[item])
     for item, end in made.items.ended.items():
         if kept.items.ended.get(item) != end:
             yield f"item {item} of {subject} is not kept as the log ends it"

@@ -24,8 +24,8 @@ from dovetail.core.effects import (
     count_active,
     count_failures,
     count_parents,
-    hold_back,
     open_map,
+    recount_held,
 )
 from dovetail.core.events import RUN_ENDS, Event, Token
 from dovetail.core.items import MapState
@@ -238,11 +238,11 @@ def _at(run: RunState, index: Any) -> NodeState:
     """The node at `index`, or the item that is named or has this pair of numbers. A negative index
     is refused, not counted from the end."""
     if type(index) is str or type(index) is list:
-        place = run.place(index) if type(index) is str else index
-        items = None if place is None else _at(run, place[0]).items
-        if place is None or items is None or type(place[1]) is not int:
+        found = run.find_item(index) if type(index) is str else index
+        items = None if found is None else _at(run, found[0]).items
+        if found is None or items is None or type(found[1]) is not int:
             raise UnreadableJournal(f"there is no item {index!r}")
-        return items.out[place[1]]
+        return items.in_flight[found[1]]
     if type(index) is not int or not 0 <= index < len(run.nodes):
         raise UnreadableJournal(f"there is no node with index {index!r}")
     return run.nodes[index]
@@ -274,7 +274,7 @@ def recount(run: RunState) -> None:
     run.failed = count_failures(run)
     run.cancelled = sum(node.status is NodeStatus.CANCELLED for node in nodes)
     run.active = count_active(nodes)
-    hold_back(run)
+    recount_held(run)
     run.kept_bytes = sum(node.size for node in nodes)
 
 
@@ -291,8 +291,8 @@ def _before(run: RunState, entry: JournalEntry) -> None:
         _at(run, index).lease_until = math.inf if lease is None else _number(lease)
     elif entry.kind == "take_over" and _number(entry.extra[1]) > 0:
         for node in run.nodes:
-            out = () if node.items is None else node.items.out.values()
-            for one in (node, *out):
+            items = () if node.items is None else node.items.in_flight.values()
+            for one in (node, *items):
                 if one.until is not None:
                     one.until -= entry.extra[1]
 
@@ -345,15 +345,15 @@ def _item_fact(
     entry: JournalEntry,
 ) -> None:
     """An item: the same facts as of a node, until it ends and becomes a record."""
-    place = run.place(event.node or "")
-    if place is None:
+    found = run.find_item(event.node or "")
+    if found is None:
         raise UnreadableJournal(f"event {event.seq}: there is no item {event.node!r}")
-    node, item = run.nodes[place[0]], place[1]
+    node, item = run.nodes[found[0]], found[1]
     items = node.items
-    assert items is not None  # noqa: S101 - else it has no place
-    if event.type == "node.queued" and item not in items.out:
+    assert items is not None  # noqa: S101 - else it has no such item
+    if event.type == "node.queued" and item not in items.in_flight:
         items.begin(item, NodeState(event.epoch, 0))
-    state = items.out[item]
+    state = items.in_flight[item]
     fact(state, event, entry)
     if event.type not in _ENDS:
         return

@@ -603,11 +603,11 @@ class DistributedOrchestrator:
 
 
 def _startable(run: RunState) -> Iterator[tuple[int, int | None, str, NodeState]]:
-    """The nodes of a run, and the items of mapped nodes that are out: index, item, name, state."""
+    """The nodes of a run, and the items in flight of mapped nodes: index, item, name, state."""
     for index, (spec, node) in enumerate(zip(run.graph.nodes, run.nodes, strict=True)):
         yield index, None, spec.id, node
         if node.items is not None:
-            for item, state in sorted(node.items.out.items()):
+            for item, state in sorted(node.items.in_flight.items()):
                 yield index, item, item_name(spec.id, item), state
 
 

@@ -24,26 +24,26 @@ from dovetail.core.templates import MAX_CONFIG_SIZE, ItemScope, Scope
 from dovetail.core.transitions import Dispatch, Expand, Fail, Recall, Stop, Transition
 from dovetail.engine.cache import NodeCache, caching_of, facts_of
 from dovetail.engine.clock import Clock
-from dovetail.engine.expansion import expansion, failed_expansion
+from dovetail.engine.expansion import list_failure, render_list
 from dovetail.engine.ports import ScopeReader, Sender, Store, Task, TemplateScope
 
 FIRST_BATCH_SIZE, MAX_BATCH_SIZE = 100, 400
-"""Tasks per message to Redis: few at first, because workers wait for them."""
+"""Tasks that are sent together: few at first, because workers wait for them."""
 MAX_KEPT_LISTS = 16
-"""Lists of mapped nodes, each of which may have many megabytes."""
+"""Lists of mapped nodes that a process keeps: one may have many megabytes."""
 MAX_ITEM_PARAMS = 1024
-"""Bytes of params that travel with each item. The list itself may be a param."""
+"""Bytes of params that travel with each item. Larger ones do not: the list may be in them."""
 RECORD_AGAIN_SECONDS = 5.0
-"""After a failed write the archive is not tried again for so long."""
+"""How long after a failed write the archive is not tried again."""
 
 log = logging.getLogger("dovetail.archive")
 
 Record = Callable[[Sequence[str]], Awaitable[bool]]
-"""Brings the archive up to these runs; False if it could not."""
+"""Writes these runs to the archive; returns False if it could not."""
 
 
 class ItemList(NamedTuple):
-    """The list of a mapped node, and what its items have in common."""
+    """The list of a mapped node, and the params that travel with each item."""
 
     values: Sequence[Any]
     params: dict[str, Any] | None
@@ -51,14 +51,14 @@ class ItemList(NamedTuple):
 
 
 class TaskRenderer:
-    """Makes the task of a published node from the node's config and the outputs that it reads."""
+    """Renders published nodes and items into tasks, and keeps the lists of mapped nodes."""
 
     def __init__(
         self,
         *,
         max_config_size: int = MAX_CONFIG_SIZE,
         has_archive: bool = False,
-        breaks: Callable[[], int] = int,
+        breaks: Callable[[], int] = lambda: 0,
     ) -> None:
         """`breaks`: how often the connection to the store was lost."""
         self._max_config_size = max_config_size
@@ -66,11 +66,11 @@ class TaskRenderer:
         self._breaks = breaks
         self._kept_since = breaks()
         self._lists: OrderedDict[tuple[str, int, int], ItemList] = OrderedDict()
-        """The lists of mapped nodes that were rendered last, by run, node and epoch."""
+        """The lists that were used last, by run, node and epoch."""
 
     def forget_lists(self) -> None:
-        """The store has lost writes. A node may return another list when it runs again, and
-        another process may then make the items."""
+        """To be called when the store has lost writes: the node before may run again and return
+        another list, from which another process makes the items."""
         self._lists.clear()
 
     def _forget_after_break(self) -> None:
@@ -80,7 +80,7 @@ class TaskRenderer:
             self.forget_lists()
 
     def keep_list(self, order: Dispatch, values: Sequence[Any]) -> ItemList:
-        """Keep the list of a mapped node for its items."""
+        """Keep the list of a mapped node, for the tasks of its items."""
         self._forget_after_break()
         params: dict[str, Any] | None = order.run.params
         if len(orjson.dumps(params)) > MAX_ITEM_PARAMS:
@@ -91,7 +91,7 @@ class TaskRenderer:
         return kept
 
     def kept_list(self, order: Dispatch) -> ItemList | None:
-        """The list of an item's node, if it is known here."""
+        """The list of the node that the order is about, if this process keeps it."""
         self._forget_after_break()
         key = _list_key(order)
         if key not in self._lists:
@@ -100,10 +100,10 @@ class TaskRenderer:
         return self._lists[key]
 
     def render_ahead(self, dispatches: Sequence[Dispatch], scope: TemplateScope) -> dict[int, Task]:
-        """The tasks, by node index or place, that may be sent before their dispatch is decided.
+        """The tasks, by place, that may be sent before their dispatch is decided.
 
-        A node without a task here is rendered again when it is published: its config could not be
-        rendered, or the archive must know of it first.
+        A node has no task here if its config cannot be rendered, or if the archive must know of it
+        first. Such a node is rendered when it is published.
         """
         if self._has_archive:
             dispatches = [
@@ -119,7 +119,7 @@ class TaskRenderer:
     def _render_items_ahead(
         self, dispatches: Sequence[Dispatch], scope: TemplateScope
     ) -> dict[int, Task]:
-        """The same for items of one node, by place. Items beyond the end of the list have none."""
+        """The same for items of one node. Dispatches beyond the end of the list have no task."""
         kept = self.kept_list(dispatches[0])
         if kept is None:
             return {}
@@ -134,19 +134,22 @@ class TaskRenderer:
         return made
 
     def render_known_item(self, order: Dispatch, scope: TemplateScope) -> Task | Fail | None:
-        """The task of an item whose list is known here, as nearly every list is."""
+        """The task of an item, if this process keeps its list and `scope` has all that it reads."""
         kept = self.kept_list(order)
         if order.item is None or kept is None or scope.unread or order.item >= len(kept.values):
             return None
         return self.render_item(order, scope, kept)
 
     def render(self, order: Dispatch, scope: TemplateScope) -> Task | Fail:
-        """The task of one published node, or its failure if its config cannot be rendered."""
+        """The task of a published node, or its failure if its config cannot be rendered."""
         return self._render(order, scope, scope, order.run.params, None)
 
     def render_item(self, order: Dispatch, scope: TemplateScope, kept: ItemList) -> Task | Fail:
-        """The same for an item of a mapped node. Its inputs do not travel with it: they are the
-        same for every item. Raises `IndexError` if the list has no such item."""
+        """The same for an item of a mapped node.
+
+        The inputs do not travel with it: they are the same for each item. Raises `IndexError` if
+        the list has no such item.
+        """
         item = order.item
         assert item is not None  # noqa: S101 - the caller has looked
         value = kept.values[item]
@@ -160,9 +163,9 @@ class TaskRenderer:
         params: dict[str, Any] | None,
         value: Any,
     ) -> Task | Fail:
-        """`reading` is the scope that the config reads; `value` is the item's value, if any."""
-        run, place, token, item = order
-        spec = run.graph.nodes[place]
+        """`reading` is the scope from which the config is rendered; `value` is the item, if any."""
+        run, index, token, item = order
+        spec = run.graph.nodes[index]
         try:
             rendered = spec.config.render(reading, self._max_config_size)
         except TemplateError as problem:
@@ -177,12 +180,12 @@ class TaskRenderer:
             spec.handler,
             rendered.config,
             params,
-            scope.inputs(place) if item is None else None,
+            scope.inputs(index) if item is None else None,
             spec.timeout_seconds,
             spec.resource_tag,
             rendered.deferred,
             cache,
-            place if item is None else item_place(place, item),
+            index if item is None else item_place(index, item),
             None,
             value,
             item,
@@ -213,7 +216,8 @@ class Publisher:
         self._record_again_at = -inf
 
     async def publish(self, dispatches: Sequence[Dispatch]) -> list[Transition]:
-        """Send these nodes. Nodes that need no worker become the transitions that it returns."""
+        """Send the tasks of these nodes and items. For a node that needs no worker, return the
+        transition that it needs instead."""
         by_run: dict[str, list[Dispatch]] = {}
         for dispatch in dispatches:
             by_run.setdefault(dispatch.run.id, []).append(dispatch)
@@ -230,13 +234,16 @@ class Publisher:
                 made: Task | Transition | None
                 if order.run.graph.nodes[order.node_index].for_each is not None:
                     made = self._renderer.render_known_item(order, scope)
-                    made = made or await self._make_of_map(order, scope)
+                    if made is None and order.item is None:
+                        made = await self._expand(order, scope)
+                    elif made is None:
+                        made = await self._make_item_task(order, scope)
                 elif scope.unread and not _reads_of(order).isdisjoint(scope.unread):
                     made = await self._make_large(order)
                 else:
                     made = self._renderer.render(order, scope)
                 if isinstance(made, Task) and made.cache is not None:
-                    made = await self._recalled(made, order)
+                    made = await self._look_in_cache(made, order)
                 if isinstance(made, Task):
                     tasks.append(made)
                 else:
@@ -245,7 +252,7 @@ class Publisher:
                     batch_size = min(2 * batch_size, MAX_BATCH_SIZE)
                     sending.append(asyncio.ensure_future(self._sender.send(tasks)))
                     tasks = []
-                    for _ in range(2):  # it is asked for, and then goes out
+                    for _ in range(2):  # in the first turn it is enqueued, in the next written
                         await asyncio.sleep(0)
         if tasks:
             await self._sender.send(tasks)
@@ -276,33 +283,38 @@ class Publisher:
     async def stop(self, order: Stop) -> None:
         await self._sender.stop(order)
 
-    async def _make_of_map(self, order: Dispatch, scope: TemplateScope) -> Task | Fail | Expand:
-        """What expands a mapped node; or the task of one of its items."""
-        run, place, token, item = order
+    async def _expand(self, order: Dispatch, scope: TemplateScope) -> Expand:
+        """Render the list of a mapped node, and keep it for the items."""
+        run, index, token, _ = order
         try:
             if scope.unread:
                 scope = await self._scopes.scope_of(order)
-            if item is None:
-                expand, values = expansion(run, place, token, scope)
-                if values is not None:
-                    self._renderer.keep_list(order, values)
-                return expand
+        except TemplateError as problem:
+            return list_failure(run, index, token, problem)
+        expand, values = render_list(run, index, token, scope)
+        if values is not None:
+            self._renderer.keep_list(order, values)
+        return expand
+
+    async def _make_item_task(self, order: Dispatch, scope: TemplateScope) -> Task | Fail:
+        """The task of an item, for which the list or large outputs may have to be read first."""
+        try:
+            if scope.unread:
+                scope = await self._scopes.scope_of(order)
             return self._renderer.render_item(order, scope, await self._list_of(order))
         except IndexError:
             problem = TemplateError("for_each has fewer items than when they were counted")
             return _unrendered(order, problem)
-        except TemplateError as error:
-            if item is None:
-                return failed_expansion(run, place, token, error)
-            return _unrendered(order, error)
+        except TemplateError as problem:
+            return _unrendered(order, problem)
 
     async def _list_of(self, order: Dispatch) -> ItemList:
-        """The list of an item's node. It is rendered again where it is not known: by another
-        process, or after a restart."""
+        """The list of an item's node. Another process may have rendered it, or this one before a
+        restart: then it is rendered again."""
         kept = self._renderer.kept_list(order)
         if kept is None:
             scope = await self._scopes.scope_of(order._replace(item=None))
-            expand, values = expansion(order.run, order.node_index, order.token, scope)
+            expand, values = render_list(order.run, order.node_index, order.token, scope)
             if values is None:
                 raise TemplateError((expand.error or {}).get("message", "for_each gives no list"))
             kept = self._renderer.keep_list(order, values)
@@ -316,8 +328,8 @@ class Publisher:
             return _unrendered(order, problem)
         return self._renderer.render(order, scope)
 
-    async def _recalled(self, task: Task, order: Dispatch) -> Task | Recall:
-        """The task, or the output of its node from the node cache."""
+    async def _look_in_cache(self, task: Task, order: Dispatch) -> Task | Recall:
+        """The transition that takes the output from the node cache, or the task without one."""
         assert task.cache is not None  # noqa: S101
 
         async def of_parents(reads: Container[str]) -> Facts | None:

@@ -23,7 +23,7 @@ from dovetail.core.templates import MAX_CONFIG_SIZE, ItemScope, Scope
 from dovetail.core.transitions import Claim, Dispatch, Fail, Park, Progress, Recall
 from dovetail.engine.cache import NodeCache, caching_of, facts_of
 from dovetail.engine.clock import Clock
-from dovetail.engine.expansion import expansion, items_of
+from dovetail.engine.expansion import list_of, render_list
 from dovetail.engine.limits import TokenBucket
 from dovetail.engine.local.orchestrator import LocalOrchestrator
 from dovetail.engine.ports import Cached, RateLimiter, Result, Store, Task
@@ -94,8 +94,8 @@ class LocalTaskSource:
                 await self._published.news()
                 continue
             for dispatch in batch:
-                run, place, token, item = dispatch
-                spec, node = run.graph.nodes[place], run.nodes[place]
+                run, index, token, item = dispatch
+                spec, node = run.graph.nodes[index], run.nodes[index]
                 name, value = spec.id, None
                 scope: Scope = run
                 # Also true for every item: a mapped node itself is never published.
@@ -107,7 +107,7 @@ class LocalTaskSource:
                 template = spec.config
                 try:
                     if item is not None:
-                        value = items_of(run, place)[item]
+                        value = list_of(run, index)[item]
                         scope = ItemScope(run, value, item)
                     if template.templates or template.fixed_size > self._max_config_size:
                         rendered = template.render(scope, self._max_config_size)
@@ -140,7 +140,7 @@ class LocalTaskSource:
                     spec.resource_tag,
                     rendered.deferred,
                     cache,
-                    place,
+                    index,
                     None,
                     value,
                     item,
@@ -169,20 +169,20 @@ class LocalTaskSource:
 
     async def _expand(self, dispatch: Dispatch) -> None:
         """Render the list of a mapped node, if this is still wanted."""
-        run, place, token, item = dispatch
-        node = run.nodes[place]
+        run, index, token, item = dispatch
+        node = run.nodes[index]
         if item is not None or node.phase is not Phase.EXPANDING or node.token != token:
             return
-        expand, values = expansion(run, place, token)
+        expand, values = render_list(run, index, token)
         (opened,) = await self._orchestrator.apply([expand])
-        items = run.nodes[place].items
+        items = run.nodes[index].items
         if opened and items is not None:
             items.values = values  # so that it is not rendered again for the first item
 
     async def _recall(self, caching: Caching, dispatch: Dispatch, value: Any) -> bool:
         """Whether the node cache has the node's output; it then needs no start."""
-        run, place, token, item = dispatch
-        spec = run.graph.nodes[place]
+        run, index, token, item = dispatch
+        spec = run.graph.nodes[index]
 
         async def of_parents(reads: Container[str]) -> Facts:
             parents = [(run.graph.nodes[i].id, run.nodes[i]) for i in spec.parents]
@@ -199,11 +199,11 @@ class LocalTaskSource:
 
     async def _admit(self, dispatch: Dispatch) -> bool:
         """Whether its rate limit lets the node start now; if not, it is parked."""
-        run, place, token, item = dispatch
-        spec = run.graph.nodes[place]
+        run, index, token, item = dispatch
+        spec = run.graph.nodes[index]
         tag = spec.resource_tag or ""
         now = self._clock()
-        booked = self._booked.pop((run.id, place, item), None)
+        booked = self._booked.pop((run.id, index, item), None)
         at = booked[1] if booked else await self._limits.book(tag, now)
         if at > now + LONG_WAIT and now >= self._sweep_at:
             await self._sweep(now)
@@ -215,7 +215,7 @@ class LocalTaskSource:
             at = await self._limits.book(tag, now)  # too many have come late
         (parked,) = await self._orchestrator.apply([Park(run.id, dispatch.name, token, at)])
         if parked:
-            self._booked[run.id, place, item] = (dispatch, at)
+            self._booked[run.id, index, item] = (dispatch, at)
         return False
 
     async def retime(self, tag: str, bucket: TokenBucket) -> None:

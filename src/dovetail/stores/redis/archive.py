@@ -448,7 +448,7 @@ def _parts(snapshot: RunSnapshot, graph: Graph, lease_until: float, now: float) 
     """
     nonce = str(new_nonce())
     nodes: dict[int, list[str]] = {}
-    """Nodes, and items that are out."""
+    """Nodes, and items that are in flight."""
     records: dict[int, bytes] = {}
     """Items that have ended."""
     for place, text in snapshot.nodes.items():

@@ -57,7 +57,12 @@ from dovetail.core.transitions import (
 )
 from dovetail.redis_client.pipelined import load_script
 from dovetail.stores.redis.packed import KINDS as PACKED_KINDS
-from dovetail.stores.redis.packed import REST_AT, packed_record, unpacked_record, usual_event
+from dovetail.stores.redis.packed import (
+    RECORD_REST_OFFSET,
+    packed_record,
+    unpacked_record,
+    usual_event,
+)
 
 BESIDE_A_RUN = ("caller", "logs", "logs:seq", "exported")
 """Keys of a run that its rules do not need. They are deleted with it."""
@@ -112,8 +117,9 @@ PHASE_LETTERS = {phase: letter for letter, phase in _PHASES.items()}
 SEPARATOR = "|"
 PARTS = ("meta", "nodes", "deps", "out", "ends", "events", "held", "maps", "items", "queue")
 """The keys of a run; the last three are for the items of mapped nodes, see items.lua."""
-HELD_AT, ENDED_AT = 1 << 40, 1 << 41
-"""Where the scores of held items, and of items that ended without an output, begin in `queue`."""
+HELD_OFFSET, ENDED_OFFSET = 1 << 40, 1 << 41
+"""What `queue` adds to the place of an item to get its score: nothing if it waits again after a
+retry, the first if it is held, the second if it ended without an output. No place is so large."""
 UNIT = 100_000
 """How `deps` counts: so much for a settled parent, one more for a completed one."""
 PENDING = 6
@@ -143,9 +149,9 @@ def place_in(graph: Graph, name: str) -> int | None:
 
 def _needs(graph: Graph, spec: NodeSpec) -> tuple[int, ...]:
     reads = [graph.index[name] for name in spec.config.reads if name in graph.index]
-    if spec.for_each is not None:  # its handlers read inputs themselves, if they want one
-        own = ("item", "index")
-        return tuple(dict.fromkeys(place for place in reads if graph.nodes[place].id not in own))
+    if spec.for_each is not None:  # inputs do not travel with items, and `item` hides a node
+        hidden = ("item", "index")
+        return tuple(dict.fromkeys(index for index in reads if graph.nodes[index].id not in hidden))
     return tuple(dict.fromkeys([*spec.parents, *reads]))
 
 
@@ -200,9 +206,9 @@ class GraphShape:
         """A digit for each node, 1 if its failure is allowed; empty if that is so of no node."""
         flags = "".join("0" if spec.for_each is None else "1" for spec in graph.nodes)
         self.mapped = flags if "1" in flags else ""
-        """The same, 1 for a mapped node."""
+        """A digit for each node, 1 if it is mapped; empty if no node is."""
         self.list_needs = [_list_needs(graph, spec) for spec in graph.nodes]
-        """Of each mapped node, the nodes that its list reads."""
+        """Of each node, the nodes that its list reads, if it is mapped."""
         self.children_text = [
             "?"
             if not all(graph.nodes[child].is_direct for child in spec.children)
@@ -215,7 +221,7 @@ class GraphShape:
         self.asks = [_asks(graph, spec) for spec in graph.nodes]
         """Of each node, the nodes that its condition reads."""
         plain = [_is_plain(graph, *both) for both in zip(graph.nodes, self.needs, strict=True)]
-        self.foreseeable = [
+        self.predictable = [
             tuple((c, len(graph.nodes[c].parents)) for c in spec.children if plain[c])
             for spec in graph.nodes
         ]
@@ -224,12 +230,12 @@ class GraphShape:
         self.is_wide = any(len(several) > WIDE for several in (graph.roots, *self._children))
         self.roots_text = ",".join(map(str, graph.roots))
         self.conditional_root = not all(graph.nodes[root].is_direct for root in graph.roots)
-        self.foreseeable_roots = [root for root in graph.roots if plain[root]]
+        self.predictable_roots = [root for root in graph.roots if plain[root]]
         if self.conditional_root:
-            self.foreseeable_roots = []
+            self.predictable_roots = []
 
-    def children(self, place: int) -> list[list[int]]:
-        return self._children[place]
+    def children(self, index: int) -> list[list[int]]:
+        return self._children[index]
 
     def needs_of(self, order: Dispatch) -> tuple[int, ...]:
         """The nodes whose outputs are needed to publish a node or an item, or to expand a node."""
@@ -237,8 +243,8 @@ class GraphShape:
         is_expansion = item is None and self.is_mapped(index)
         return self.list_needs[index] if is_expansion else self.needs[index]
 
-    def is_mapped(self, place: int) -> bool:
-        return self.mapped[place : place + 1] == "1"
+    def is_mapped(self, index: int) -> bool:
+        return self.mapped[index : index + 1] == "1"
 
     def request(self, moves: Sequence[Fields]) -> bytes:
         """These transitions as `apply.lua` takes them."""
@@ -248,7 +254,7 @@ class GraphShape:
         if self.mapped:
             body["mapped"] = self.mapped
             owners = {split_place(move["i"])[0] for move in moves if "i" in move}
-            body["kids"] = {str(i): self._children[i] for i in owners if self.is_mapped(i)}
+            body["children"] = {str(i): self._children[i] for i in owners if self.is_mapped(i)}
         return orjson.dumps(body)
 
     def families(self, ready: Iterable[int], skipped: Iterable[int]) -> dict[str, list[Any]]:
@@ -261,11 +267,11 @@ class GraphShape:
                 if child not in known and len(known) < most:
                     known[child] = None
                     todo.append(child)
-        return {str(place): self._family(place) for place in known}
+        return {str(index): self._family(index) for index in known}
 
-    def _family(self, place: int) -> list[Any]:
-        parents = len(self.graph.nodes[place].parents)
-        return [parents, self._conditional[place], self._children[place]]
+    def _family(self, index: int) -> list[Any]:
+        parents = len(self.graph.nodes[index].parents)
+        return [parents, self._conditional[index], self._children[index]]
 
     @property
     def whole(self) -> bytes:
@@ -311,12 +317,12 @@ def _json(value: Any) -> str:
     return orjson.dumps(value).decode()
 
 
-def _complete(move: Complete | Recall, shape: GraphShape, place: int) -> Fields:
-    return {"output": _json(move.output), "children": shape.children(place)}
+def _complete(move: Complete | Recall, shape: GraphShape, index: int) -> Fields:
+    return {"output": _json(move.output), "children": shape.children(index)}
 
 
-def _fail(move: Fail, shape: GraphShape, place: int) -> Fields:
-    spec = shape.graph.nodes[place]
+def _fail(move: Fail, shape: GraphShape, index: int) -> Fields:
+    spec = shape.graph.nodes[index]
     fields = _error_fields(move.error) | {
         "permanent": move.permanent,
         "unrendered": move.unrendered,
@@ -338,8 +344,8 @@ def _error_fields(error: dict[str, Any]) -> Fields:
     return {name: _json(value) for name, value in failure_data(error).items()}
 
 
-def _reap(move: Reap, shape: GraphShape, place: int) -> Fields:
-    once = shape.graph.nodes[place].at_most_once
+def _reap(move: Reap, shape: GraphShape, index: int) -> Fields:
+    once = shape.graph.nodes[index].at_most_once
     return {"max_crashes": move.max_crashes, "once": once}
 
 
@@ -349,13 +355,13 @@ def _retry(move: Retry, shape: GraphShape) -> Fields:
     return {"from": shape.graph.index[move.from_node], "name": _json(move.from_node)}
 
 
-def _park(move: Park, shape: GraphShape, place: int) -> Fields:
-    tag = shape.graph.nodes[place].resource_tag
+def _park(move: Park, shape: GraphShape, index: int) -> Fields:
+    tag = shape.graph.nodes[index].resource_tag
     return {"until": time_text(move.until), "tag": _json(tag)}
 
 
-def _expand(move: Expand, shape: GraphShape, place: int) -> Fields:
-    spec = shape.graph.nodes[place].for_each
+def _expand(move: Expand, shape: GraphShape, index: int) -> Fields:
+    spec = shape.graph.nodes[index].for_each
     if move.error is not None:
         return _error_fields(move.error)
     if spec is None:  # which is refused: it is no mapped node
@@ -364,12 +370,12 @@ def _expand(move: Expand, shape: GraphShape, place: int) -> Fields:
     return {"total": move.total, "window": spec.window, "tolerated": tolerated}
 
 
-def _progress(move: Progress, shape: GraphShape, place: int) -> Fields:
+def _progress(move: Progress, shape: GraphShape, index: int) -> Fields:
     return {"data": _json({"fraction": move.fraction, "message": move.message})}
 
 
 _MAKERS: dict[type, Callable[[Any, GraphShape, int], Fields]] = {
-    Renew: lambda move, shape, place: {"lease": time_text(move.lease_until)},
+    Renew: lambda move, shape, index: {"lease": time_text(move.lease_until)},
     Complete: _complete,
     Recall: _complete,
     Fail: _fail,
@@ -487,9 +493,9 @@ def run_of(
     for key, text in states.items():
         if int(key) < PLACES:
             run.nodes[int(key)] = node_of(text.decode())
-    for place, (spec, node) in enumerate(zip(run.graph.nodes, run.nodes, strict=True)):
+    for index, (spec, node) in enumerate(zip(run.graph.nodes, run.nodes, strict=True)):
         if node.status is NodeStatus.PENDING:
-            settled, completed = divmod(int(counts.get(b"%d" % place, 0)), UNIT)
+            settled, completed = divmod(int(counts.get(b"%d" % index, 0)), UNIT)
             node.waiting = len(spec.parents) - settled
             node.fed = completed > 0
     for place, output in outputs.items():
@@ -512,7 +518,7 @@ class MapCounts(NamedTuple):
     tolerated: int
     next: int
     again: int
-    out: int
+    in_flight: int
     running: int
     completed: int
     failed: int
@@ -530,7 +536,7 @@ class MapCounts(NamedTuple):
 
     @classmethod
     def of_reused(cls, graph: Graph, index: int, node: NodeState) -> MapCounts | None:
-        """Of a node that a fork begins with: no item of it was begun. None if it is not mapped."""
+        """The counts of a node that a fork reuses. None if it is not mapped."""
         spec, items = graph.nodes[index].for_each, node.items
         if spec is None or items is None:
             return None
@@ -543,17 +549,19 @@ class MapCounts(NamedTuple):
 
     @property
     def output_size(self) -> int:
-        """The bytes of the node's output, which is a list: some places of it are null."""
+        """The bytes of the node's output: the outputs of its items, a null for each other item,
+        commas and brackets."""
         return self.kept_bytes + 4 * (self.total - self.completed) + max(self.total - 1, 0) + 2
 
 
 class StoredMaps(NamedTuple):
-    """What Redis keeps of the items of a run that have not ended."""
+    """What Redis keeps of the mapped nodes of a run and of their items, beside the records of items
+    that have ended."""
 
     maps: Mapping[int, bytes]
-    """By index the counts of a mapped node, by place the state of an item that is out."""
+    """By index the counts of a mapped node, by place the state of an item that is in flight."""
     queue: Mapping[int, int]
-    """Scores by place."""
+    """Scores in the sorted set `queue`, by place."""
 
     @classmethod
     def parse(cls, maps: Sequence[bytes], queue: Sequence[bytes]) -> StoredMaps:
@@ -564,7 +572,7 @@ class StoredMaps(NamedTuple):
 
     @classmethod
     def of_archive(cls, counts: str, nodes: Mapping[int, str]) -> StoredMaps:
-        """The same from the archive: the counts, and the items among these nodes."""
+        """The same from what the archive has: the counts, and the items among these nodes."""
         maps = parsed_counts(counts)
         texts = {place: text.encode() for place, text in nodes.items() if place >= PLACES}
         return cls(
@@ -578,15 +586,17 @@ class StoredMaps(NamedTuple):
         return _json({str(i): text.decode() for i, text in self.maps.items() if i < PLACES})
 
     def items(self, touched: set[int] | None) -> Iterator[tuple[int, bytes | None]]:
-        """The state of each item that is out, and None for each that has ended: of all items, or of
-        the touched ones."""
+        """The state of each item that is in flight, and None for each item that has ended.
+
+        Without `touched`, of all items; else only of these.
+        """
         for place, text in self.maps.items():
             if place >= PLACES and (touched is None or place in touched):
                 yield place, text
         if touched is None:
             ended = (place for index in self.maps if index < PLACES for place in self.ended(index))
         else:
-            waiting = {place for place, at in self.queue.items() if at < HELD_AT}
+            waiting = {place for place, score in self.queue.items() if score < HELD_OFFSET}
             ended = (
                 place
                 for place in touched
@@ -605,8 +615,12 @@ class StoredMaps(NamedTuple):
         first = item_place(index, 0)
         last = first + MapCounts.parse(self.maps[index]).next
         if without_output:
-            return sorted(p for p, at in self.queue.items() if at >= ENDED_AT and first <= p < last)
-        waiting = {place for place, at in self.queue.items() if at < HELD_AT}
+            return sorted(
+                place
+                for place, score in self.queue.items()
+                if score >= ENDED_OFFSET and first <= place < last
+            )
+        waiting = {place for place, score in self.queue.items() if score < HELD_OFFSET}
         return [p for p in range(first, last) if p not in self.maps and p not in waiting]
 
 
@@ -622,7 +636,7 @@ def parsed_counts(text: str) -> dict[int, MapCounts]:
 
 
 def _queue(maps: Mapping[int, MapCounts], texts: Mapping[int, bytes]) -> dict[int, int]:
-    """What `queue` has of items, from the counts of their nodes and their own states."""
+    """Derive `queue`, scores by place, from the counts of mapped nodes and the states of items."""
     found: dict[int, int] = {}
     for index, counts in maps.items():
         first = item_place(index, 0)
@@ -631,9 +645,9 @@ def _queue(maps: Mapping[int, MapCounts], texts: Mapping[int, bytes]) -> dict[in
             if text is None:
                 found[place] = place
             elif text[:1] in b"FX":
-                found[place] = place + ENDED_AT
+                found[place] = place + ENDED_OFFSET
             elif text[:1] == b"Q" and text.split(b"|")[8] == b"H":
-                found[place] = place + HELD_AT
+                found[place] = place + HELD_OFFSET
     return found
 
 
@@ -642,23 +656,25 @@ def maps_of(
     nodes: Mapping[int, Sequence[str]],
     records: Mapping[int, bytes],
 ) -> tuple[dict[int, MapCounts], dict[int, int]]:
-    """The counts of mapped nodes whose items are these, and `queue` as Redis is given it: places by
-    score."""
+    """Derive the counts of mapped nodes, and `queue` as the script takes it (places by score), from
+    their items: `nodes` are in flight, `records` have ended."""
     texts = {place: SEPARATOR.join(fields).encode() for place, fields in nodes.items()}
     texts.update(records)
     queue = _queue(counts, texts)
     made: dict[int, MapCounts] = {}
     for index, one in counts.items():
         first = item_place(index, 0)
-        out = [nodes[place] for place in range(first, first + one.next) if place in nodes]
-        again = sum(at < HELD_AT for place, at in queue.items() if split_place(place)[0] == index)
-        running = sum(fields[0] == "R" for fields in out)
-        made[index] = one._replace(out=len(out), running=running, again=again)
+        states = [nodes[place] for place in range(first, first + one.next) if place in nodes]
+        again = sum(
+            score < HELD_OFFSET for place, score in queue.items() if split_place(place)[0] == index
+        )
+        running = sum(fields[0] == "R" for fields in states)
+        made[index] = one._replace(in_flight=len(states), running=running, again=again)
     return made, {score: place for place, score in queue.items()}
 
 
 def split_record(record: bytes) -> tuple[bytes, bytes | None]:
-    """How an item ended, as text, and its output, if it has one."""
+    """A record of an item as text without its output, and the output, if the record has one."""
     return (record, None) if record[:1] != b"C" else unpacked_record(record)
 
 
@@ -675,8 +691,10 @@ def add_maps(
     ends: Mapping[bytes, bytes],
     records: Mapping[int, bytes],
 ) -> None:
-    """Add the items of mapped nodes to a run. An item that has ended and has no record here counts
-    as completed, and its output is not known."""
+    """Add the items of mapped nodes to a run.
+
+    An item that has ended and has no record here counts as completed, without its output.
+    """
     by_node: dict[int, list[tuple[int, bytes]]] = {}
     for place, text in stored.maps.items():
         index, item = split_place(place)
@@ -705,13 +723,13 @@ def add_maps(
                 add_ended(items, place, record)
         items.running, items.completed = counts.running, counts.completed
         items.failed = counts.failed
-        items.ready = sorted(i for i, one in items.out.items() if one.phase is Phase.HELD)
+        items.ready = sorted(i for i, one in items.in_flight.items() if one.phase is Phase.HELD)
         if node.status is NodeStatus.COMPLETED:
             node.output = items.outputs
 
 
 def add_ended(items: MapState, place: int, record: bytes, max_output: int | None = None) -> None:
-    """Add an item that has ended. A larger output than `max_output` becomes a reference."""
+    """Add an item that has ended. An output larger than `max_output` becomes a reference."""
     item = place % PLACES
     status, end, output = item_end(record)
     items.statuses[item] = ENDED[status]
@@ -723,7 +741,7 @@ def add_ended(items: MapState, place: int, record: bytes, max_output: int | None
 
 
 def item_end(record: bytes) -> tuple[NodeStatus, ItemEnd, bytes | None]:
-    """How an item ended, and its output, if it has one."""
+    """Decode the record of an item that has ended; behind it the output as JSON, if it has one."""
     head, output = split_record(record)
     parts = head.decode().split(SEPARATOR, 7)
     letter, epoch, attempt, worker, started, finished = parts[:6]
@@ -744,7 +762,7 @@ def output_in(record: bytes | None) -> bytes:
     """The output of an item that has ended, as JSON: null if it has none."""
     if record is None or record[:1] != b"C":
         return b"null"
-    return record[record.index(b"\n", REST_AT) + 1 :]
+    return record[record.index(b"\n", RECORD_REST_OFFSET) + 1 :]
 
 
 def take_counts(states: dict[bytes, bytes]) -> dict[bytes, bytes]:

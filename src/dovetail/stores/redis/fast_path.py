@@ -21,7 +21,7 @@ import orjson
 
 from dovetail.core.dag import Graph
 from dovetail.core.effects import new_tuple
-from dovetail.core.events import Event, Token
+from dovetail.core.events import NO_START, Event, Token
 from dovetail.core.items import PLACES, item_name, item_place, node_id_of, split_name, split_place
 from dovetail.core.run import Phase, RunState
 from dovetail.core.states import NodeStatus
@@ -43,93 +43,95 @@ from dovetail.stores.redis.codec import (
 from dovetail.stores.redis.run_index import batch_of
 from dovetail.stores.redis.scope import RedisTemplateScope, RunHeaderCache
 
-MAX_DISPATCHED_AHEAD = 100
-"""Nodes of one run. With the first of many, workers begin while the rest is made; and should the
-call be refused, so few messages are of no use."""
+MAX_PREDICTED = 100
+"""Nodes or items of one run and call. Of more, workers begin with these while the rest is made; and
+if the call decides otherwise, no more messages than these are useless."""
+MAX_PREDICTED_MAPS = 1000
+"""Mapped nodes whose next items `NextItems` remembers: far more than run at once. Beyond it forgets
+them all, and predicts again after the next results."""
+Predicted = tuple[list[Dispatch], RedisTemplateScope]
+"""The dispatches that a call will decide, and the scope in which they are rendered."""
 
 
-MAX_FORESEEN_MAPS = 1000
-Foreseen = tuple[list[Dispatch], RedisTemplateScope]
-"""What will be published, and where it can be rendered."""
-
-
-def foresee_roots(run: RunState, shape: GraphShape, token: Token) -> Foreseen | None:
-    """What the beginning of this run will publish with this token."""
-    roots = shape.foreseeable_roots[:MAX_DISPATCHED_AHEAD]
+def predict_roots(run: RunState, shape: GraphShape, token: Token) -> Predicted | None:
+    """The dispatches of the first nodes of this run, with this token."""
+    roots = shape.predictable_roots[:MAX_PREDICTED]
     if not roots:
         return None
-    return [new_tuple(Dispatch, (run, place, token, None)) for place in roots], RedisTemplateScope(
-        run
-    )
+    orders = [new_tuple(Dispatch, (run, index, token, None)) for index in roots]
+    return orders, RedisTemplateScope(run)
 
 
-def foresee(
+def predict_children(
     run: RunState,
     shape: GraphShape,
     moves: Sequence[Complete],
     token: Token,
-) -> Foreseen | None:
-    """What these results will publish with this token."""
-    graph, foreseeable = run.graph, shape.foreseeable
+) -> Predicted | None:
+    """The dispatches of the children that are ready with these results, with this token."""
+    graph, predictable = run.graph, shape.predictable
     index, nodes, count = graph.index, graph.nodes, len(moves)
     outputs = {index[move.node]: move.output for move in moves}
     ready: dict[int, None] = {}
     for parent in outputs:
-        for child, parents in foreseeable[parent]:
+        for child, parents in predictable[parent]:
             if parents == 1 or (
                 parents <= count
                 and child not in ready
                 and all(p in outputs for p in nodes[child].parents)
             ):
                 ready[child] = None
-        if len(ready) >= MAX_DISPATCHED_AHEAD:
+        if len(ready) >= MAX_PREDICTED:
             break
     if not ready:
         return None
     scope = RedisTemplateScope(run)
-    for place, output in outputs.items():
-        scope.add(place, NodeStatus.COMPLETED, output, None)
-    ahead = islice(ready, MAX_DISPATCHED_AHEAD)
-    return [new_tuple(Dispatch, (run, place, token, None)) for place in ahead], scope
+    for parent, output in outputs.items():
+        scope.add(parent, NodeStatus.COMPLETED, output, None)
+    first = islice(ready, MAX_PREDICTED)
+    return [new_tuple(Dispatch, (run, child, token, None)) for child in first], scope
 
 
 class NextItems:
-    """Predicts which item of a mapped node starts next. That is possible while only this process
-    applies the results of the node, and its window is full."""
+    """Predicts which items of a mapped node begin with the next results.
+
+    That is possible while the window of the node is full and no other process applies its results.
+    """
 
     def __init__(self) -> None:
         self._next: dict[tuple[str, int], tuple[int, bool]] = {}
-        """By run and node: the next item, and whether this process began the one before it."""
+        """By run and node: the item that begins next, and whether the last reply showed that no
+        other process begins items of the node."""
 
-    def foresee(
+    def predict(
         self, run: RunState, shape: GraphShape, index: int, count: int, token: Token
-    ) -> Foreseen | None:
-        """The dispatches that `count` results of the node's items will cause, with this token."""
+    ) -> Predicted | None:
+        """The dispatches that follow from `count` results of the node's items, with this token."""
         first, is_sure = self._next.get((run.id, index), (0, False))
         spec = run.graph.nodes[index]
         if not is_sure or shape.needs[index] or spec.cache_ttl is not None:
             return None
-        items = range(first, first + min(count, MAX_DISPATCHED_AHEAD))
+        items = range(first, first + min(count, MAX_PREDICTED))
         orders = [new_tuple(Dispatch, (run, index, token, item)) for item in items]
         return orders, RedisTemplateScope(run)
 
     def note_expanded(self, run: RunState, index: int, begun: Sequence[Dispatch]) -> None:
-        """Learn the next item from the first window, which this process began."""
+        """Note the next item behind the first window, if this process has begun that."""
         spec = run.graph.nodes[index].for_each
         window = 0 if spec is None else spec.window
         if window and [order.item for order in begun] == [*range(window)]:
             self._keep(run.id, index, window, is_sure=True)
 
-    def note(self, run_id: str, index: int, answer: Sequence[int]) -> None:
-        """Learn the next item from a reply of `complete_items.lua`."""
-        done, _, first, *begun = answer
-        known, _ = self._next.pop((run_id, index), (-1, False))
+    def note_completed(self, run_id: str, index: int, reply: Sequence[int]) -> None:
+        """Note the next item from a reply of `complete_items.lua`."""
+        done, _, first, *begun = reply
+        expected, _ = self._next.pop((run_id, index), (-1, False))
         if not done or len(begun) != 2 * done:
-            return  # it goes another way from here on, or the window was not full
-        self._keep(run_id, index, first + done, is_sure=first == known)
+            return  # the general rule goes on from here, or not each result began one item
+        self._keep(run_id, index, first + done, is_sure=first == expected)
 
     def _keep(self, run_id: str, index: int, following: int, *, is_sure: bool) -> None:
-        if len(self._next) >= MAX_FORESEEN_MAPS:
+        if len(self._next) >= MAX_PREDICTED_MAPS:
             self._next.clear()
         self._next[run_id, index] = (following, is_sure)
 
@@ -147,7 +149,8 @@ def submit_args(
     *,
     listed: bool,
 ) -> list[Argument]:
-    """`listed`: in Redis, which has to know then what batch it is of."""
+    """The arguments of `submit.lua`. `listed`: the run is listed in Redis, which then has to know
+    its batch."""
     graph = submit.graph
     batch: tuple[Argument, ...] = ()
     if listed and submit.place is not None:
@@ -183,10 +186,10 @@ def submitted(
     *,
     events: bool,
 ) -> Decision:
-    """What a submit decided, unless verdicts are pending: then the beginning of it. Roots that
-    were `sent` already are not ordered again.
+    """The decision of a submit. If verdicts are pending, only its beginning. Roots that were `sent`
+    already are not dispatched again.
 
-    Without `events`, only which nodes are queued.
+    Without `events`, the decision says only which nodes are queued.
     """
     if not answer:
         return NOTHING
@@ -200,35 +203,37 @@ def submitted(
         if events:
             for seq, root in enumerate(graph.roots, 3):
                 decision.events.append(Event(seq, now, "node.queued", 1, graph.nodes[root].id, 0))
-    decision.dispatch = [Dispatch(run, place, token) for place in published if place not in sent]
+    decision.dispatch = [Dispatch(run, index, token) for index in published if index not in sent]
     return decision
 
 
 def claim_args(worker: str, until: float, now: float, *, again: bool) -> list[Argument]:
-    """What all claims of a worker at one time have in common; behind it come the place and token
-    of each node. `again`: a repeated call gets the same reply."""
+    """The first arguments of a claim; behind them come the place and the token of each node or
+    item. `again`: a call that is sent again gets the same reply."""
     name = worker.replace(SEPARATOR, "/")
     return [time_text(now), time_text(until), name, orjson.dumps(name), "1" if again else "0"]
 
 
+MAP_NONCE = b"|%d|" % NO_START
+"""In the state of a mapped node whose list is known: the nonce of its token."""
 NODE_STARTED = 2
-"""How `claim_items.lua` grants the first item of a node: the node is RUNNING with it."""
+"""In a reply of `claim_items.lua`: the item is granted, and its node is RUNNING from now on."""
 
 
 def claimed_token(token: Token) -> str:
     return "{}|{}|{}".format(*token)
 
 
-def claim_script(run_id: str, place: int) -> tuple[str, tuple[str, ...]]:
-    """The script that claims a node, or an item, and its keys."""
+def claim_script(run_id: str, *, of_items: bool) -> tuple[str, tuple[str, ...]]:
+    """The script that claims nodes, or items of one node, and its keys."""
     own = f"wf:{{{run_id}}}:"
-    if place < PLACES:
-        return "claim", (own + "nodes", own + "events")
-    return "claim_items", (own + "maps", own + "events", own + "nodes")
+    if of_items:
+        return "claim_items", (own + "maps", own + "events", own + "nodes")
+    return "claim", (own + "nodes", own + "events")
 
 
 def claimed(move: Claim, graph: Graph, place: int, answer: Sequence[int], now: float) -> Decision:
-    """What the claim of one node, or item, decided."""
+    """The decision of the claim of one node or item."""
     seq, granted = answer
     if not granted:
         return NOTHING
@@ -248,24 +253,28 @@ def claimed(move: Claim, graph: Graph, place: int, answer: Sequence[int], now: f
 def complete_args(
     moves: Sequence[Complete], shape: GraphShape, now: float, nonce: int
 ) -> list[Argument] | None:
-    """None if one of them is not for this script: of a node that is not there, or started twice. Or
-    if already at the first it would have to stop, because a child has a condition."""
+    """The arguments of `complete_many.lua`.
+
+    None if a move is not for this script, because the run has no such node, or the node was started
+    twice; or if the script would stop at the first move, because a child has a condition.
+    """
     index, children, dumps = shape.graph.index, shape.children_text, orjson.dumps
     args: list[Argument] = [time_text(now), nonce]
     for _, node, token, output, _ in moves:
-        place = index.get(node)
-        if place is None or token[0] != 1 or token[1] != 1:
+        at = index.get(node)
+        if at is None or token[0] != 1 or token[1] != 1:
             return None
-        if children[place] == "?" and len(args) == 2:
+        if children[at] == "?" and len(args) == 2:
             return None
-        args += (place, token[2], dumps(output), children[place])
+        args += (at, token[2], dumps(output), children[at])
     return args
 
 
 def complete_items_args(
     moves: Sequence[Complete], graph: Graph, now: float, nonce: int
 ) -> list[Argument] | None:
-    """None if they are not for this script: of several nodes, or started twice."""
+    """The arguments of `complete_items.lua`. None if a move is not for this script, because the
+    items are of several nodes, or one was started twice."""
     owner, _ = split_name(moves[0].node)
     index = graph.index.get(owner)
     if index is None or graph.nodes[index].for_each is None:
@@ -290,9 +299,10 @@ def completed_items(
     sent: Container[int],
     events: bool,
 ) -> list[Decision]:
-    """Of as many moves as the script did; items that were `sent` already are not ordered again.
+    """The decisions of the moves that the script has done. Items that were `sent` already are not
+    dispatched again.
 
-    Without `events`, only which items are begun, all in the last decision.
+    Without `events`, the decisions say only which items are begun, all in the last one.
     """
     done, length, _, *begun = answer
     graph: Graph = run.graph
@@ -300,8 +310,8 @@ def completed_items(
     if not events:
         decisions = [TAKEN] * done
         if begun:
-            decisions[-1] = _moved(index)
-            decisions[-1].changed.append(index)  # by more than a completed item
+            decisions[-1] = _changed(index)
+            decisions[-1].changed.append(index)  # twice: an item completed, and others began
             decisions[-1].dispatch = [
                 new_tuple(Dispatch, (run, index, token, place % PLACES))
                 for place in begun[1::2]
@@ -315,13 +325,13 @@ def completed_items(
     decisions = []
     seq = length - done - len(begun) // 2
     for number, move in enumerate(moves[:done], 1):
-        decision = _moved(index)
+        decision = _changed(index)
         seq += 1
         decision.events.append(Event(seq, now, "node.completed", 1, move.node, 1))
         for place in begun_by.get(number, ()):
             item = place % PLACES
             if place in sent:
-                decision.changed.append(index)  # by more than a completed item
+                decision.changed.append(index)  # twice: an item completed, and others began
             else:
                 decision.dispatch.append(new_tuple(Dispatch, (run, index, token, item)))
             seq += 1
@@ -341,7 +351,8 @@ def completed(
     sent: Container[int],
     events: bool,
 ) -> list[Decision]:
-    """Of as many moves as the script did; nodes that were `sent` already are not ordered again.
+    """The decisions of the moves that the script has done. Nodes that were `sent` already are not
+    dispatched again.
 
     Without `events`, the decisions say only that the run has ended and which children are ready.
     """
@@ -351,12 +362,12 @@ def completed(
     decisions = [TAKEN] * done
     if events or ended:
         for at in range(done) if events else (done - 1,):
-            decisions[at] = _moved(index[moves[at].node])
+            decisions[at] = _changed(index[moves[at].node])
     pairs = iter(ready)
     for number, child in zip(pairs, pairs, strict=True):
         decision = decisions[number - 1]
         if decision is TAKEN:
-            decision = decisions[number - 1] = _moved(index[moves[number - 1].node])
+            decision = decisions[number - 1] = _changed(index[moves[number - 1].node])
         decision.changed.append(child)
         if child not in sent:
             decision.dispatch.append(Dispatch(run, child, token))
@@ -374,18 +385,20 @@ def completed(
     return decisions
 
 
-def _moved(place: int) -> Decision:
+def _changed(index: int) -> Decision:
     decision = Decision()
-    decision.changed.append(place)
+    decision.changed.append(index)
     return decision
 
 
 BATCH_SIZE = 64
-"""Runs that are looked through in one go."""
+"""Runs that are read in one call."""
 Start = tuple[str, str, Token]
 
 
 class Claims:
+    """Claims nodes and items for workers, and reads what is claimed or may be."""
+
     def __init__(self, redis: PipelinedRedis, headers: RunHeaderCache) -> None:
         self._redis = redis
         self._headers = headers
@@ -394,45 +407,44 @@ class Claims:
         self, tasks: Sequence[Task], worker: str, until: float, now: float
     ) -> list[bool]:
         """Which of these starts are this worker's now; see `Claim`."""
-        by_run: dict[tuple[str, str], list[int]] = {}
-        """Of each run the nodes together, and the items of each mapped node together."""
+        groups: dict[tuple[str, str], list[int]] = {}
+        """The positions of tasks in `tasks` by run and, for items, by the id of their node."""
         seen: set[Start] = set()
         for at, task in enumerate(tasks):
             start = (task.run_id, task.node_id, task.token)
             if start not in seen:  # a message that came twice
                 seen.add(start)
                 owner = "" if task.item_index is None else node_id_of(task.node_id)
-                by_run.setdefault((task.run_id, owner), []).append(at)
-        same = claim_args(worker, until, now, again=True)
+                groups.setdefault((task.run_id, owner), []).append(at)
+        first_args = claim_args(worker, until, now, again=True)
         commands: list[Command] = []
         asked: list[list[int]] = []
-        last, token = None, ""
-        for (run_id, owner), all_mine in by_run.items():
-            for mine in _pieces(all_mine):
-                script, keys = claim_script(run_id, 0)
+        parsed, token = None, ""
+        for (run_id, owner), group in groups.items():
+            of_items = owner != ""
+            script, keys = claim_script(run_id, of_items=of_items)
+            for piece in _pieces(group):
                 known: list[int] = []
-                args = [*same]
-                asked_for = ""
-                for at in mine:
+                args = [*first_args]
+                token_before = ""
+                for at in piece:
                     task = tasks[at]
-                    place = await self._place(task) if task.node_index is None else task.node_index
-                    if place is None or (place >= PLACES) is (owner == ""):
+                    place = await self._place(task) if task.place is None else task.place
+                    if place is None or (place >= PLACES) is not of_items:
                         continue
-                    if task.token is not last:  # what became ready together has one
-                        last, token = task.token, claimed_token(task.token)
-                    if place >= PLACES:
-                        script, keys = claim_script(run_id, place)
-                    is_repeated = place >= PLACES and token == asked_for
-                    args += (place, "" if is_repeated else token)
-                    asked_for = token
+                    if task.token is not parsed:  # tasks that became ready together share a token
+                        parsed, token = task.token, claimed_token(task.token)
+                    # Only `claim_items.lua` takes an empty token for the one before.
+                    args += (place, "" if of_items and token == token_before else token)
+                    token_before = token
                     known.append(at)
                 if known:
                     commands.append(self._redis.script_command(source(script), keys, args))
                     asked.append(known)
         granted = [False] * len(tasks)
-        answers = await self._redis.call_many(commands, now=True)
-        for mine, (_, *answer) in zip(asked, answers, strict=True):
-            for at, flag in zip(mine, answer, strict=True):
+        replies = await self._redis.call_many(commands, now=True)
+        for known, (_, *flags) in zip(asked, replies, strict=True):
+            for at, flag in zip(known, flags, strict=True):
                 granted[at] = bool(flag)
         return granted
 
@@ -457,7 +469,7 @@ class Claims:
         return found
 
     async def phases(self, starts: Sequence[Start]) -> list[Phase | None]:
-        """What these wait for; None of one that is no longer queued."""
+        """The phase of each start: what it waits for. None if it is no longer queued."""
         by_run: dict[str, list[int]] = {}
         for at, (run_id, _, _) in enumerate(starts):
             by_run.setdefault(run_id, []).append(at)
@@ -493,7 +505,7 @@ class Claims:
             for run_id, flat in zip(part, await self._redis.call_many(asked), strict=True):
                 if own := held_of(flat):
                     held[run_id] = own
-                if any(b"|-2|" in state for state in flat[1::2]):  # the token of a mapped node
+                if any(MAP_NONCE in state for state in flat[1::2]):
                     with_items.append(run_id)
             maps: list[Command] = [("HGETALL", f"wf:{{{one}}}:maps") for one in with_items]
             for run_id, flat in zip(with_items, await self._redis.call_many(maps), strict=True):
@@ -502,7 +514,7 @@ class Claims:
         await self._headers.look_for(held)
         found: list[tuple[Start, float]] = []
         for run_id, own in held.items():
-            # One that had to make room for another of these is asked for again.
+            # A header that had to make room for another of these is read again.
             header = self._headers.get(run_id) or await self._headers.find(run_id)
             if header is None:  # it was lost, or dropped, meanwhile
                 continue
@@ -513,9 +525,9 @@ class Claims:
         return found
 
     async def _place(self, task: Task) -> int | None:
-        """Where the node is in its definition: the message says so, or the run does."""
-        if task.node_index is not None:
-            return task.node_index
+        """The place of the node or item: the message has it, else the run."""
+        if task.place is not None:
+            return task.place
         header = await self._headers.find(task.run_id)
         return None if header is None else place_in(header.run.graph, task.node_id)
 
@@ -525,25 +537,25 @@ def _nodes_of(run_id: str) -> str:
 
 
 def _key_of(run_id: str, place: int | None) -> str:
-    """Where the state of a node is, or of an item that is out."""
+    """The key of the hash that has the state of a node, or of an item in flight."""
     return f"wf:{{{run_id}}}:{'nodes' if place is None or place < PLACES else 'maps'}"
 
 
 def _reading(
-    run_id: str, places: Sequence[int | None], some: Sequence[int]
+    run_id: str, places: Sequence[int | None], positions: Sequence[int]
 ) -> list[tuple[Command, list[int]]]:
-    """The commands that read the states at these places, each with what it is asked for."""
+    """The commands that read the states at these places; behind each, the positions of its
+    starts."""
     by_key: dict[str, tuple[list[int], list[int]]] = {}
-    for place, at in zip(places, some, strict=True):
-        wanted, asked = by_key.setdefault(_key_of(run_id, place), ([], []))
-        wanted.append(-1 if place is None else place)
+    for place, at in zip(places, positions, strict=True):
+        fields, asked = by_key.setdefault(_key_of(run_id, place), ([], []))
+        fields.append(-1 if place is None else place)
         asked.append(at)
-    return [(("HMGET", key, *wanted), asked) for key, (wanted, asked) in by_key.items()]
+    return [(("HMGET", key, *fields), asked) for key, (fields, asked) in by_key.items()]
 
 
-def _pieces(places: list[int]) -> list[list[int]]:
-    if len(places) <= MAX_NODES_PER_CALL:
-        return [places]
-    return [
-        places[at : at + MAX_NODES_PER_CALL] for at in range(0, len(places), MAX_NODES_PER_CALL)
-    ]
+def _pieces(positions: list[int]) -> list[list[int]]:
+    if len(positions) <= MAX_NODES_PER_CALL:
+        return [positions]
+    starts = range(0, len(positions), MAX_NODES_PER_CALL)
+    return [positions[at : at + MAX_NODES_PER_CALL] for at in starts]

@@ -1,4 +1,4 @@
-"""Short forms of usual events, and of records of completed items: a node may have 100,000 of each.
+"""Packs the usual events of items, and the records of completed items: a node may have 100,000.
 
 An event of an item is usual if the item is queued, started or completed in its first epoch and
 attempt. All other events are stored as JSON: `[time, kind, epoch, place, attempt, data]`. A usual
@@ -21,29 +21,29 @@ KINDS = {b"\1": ("node.queued", 0), b"\2": ("node.started", 1), b"\3": ("node.co
 """The kind and the attempt of a packed event, by its first byte. JSON begins with none of these."""
 CODES = {kind: code for code, kind in KINDS.items()}
 TIME, TIMES = Struct(">d"), Struct(">dd")
-PLACE_AT, WORKER_AT = 9, 14
-"""Where the parts of an event begin, behind its time."""
-REST_AT = 17
-"""Where epoch, attempt and worker of a record begin."""
-NEVER = -1.0
-"""The start of an item that was not started: its output was in the node cache."""
+PLACE_OFFSET, WORKER_OFFSET = 9, 14
+"""Of an event: kind (1 byte) and time (8) come first, then the place (5), then the worker."""
+RECORD_REST_OFFSET = 17
+"""Of a record: letter (1 byte) and two times (8 each) come first, then epoch, attempt, worker."""
+NOT_STARTED = -1.0
+"""Of a record: the start of an item whose output was in the node cache."""
 
 UsualEvent = tuple[float, str, int, int, int, dict[str, str] | None]
 
 
 def usual_event(text: bytes) -> UsualEvent:
     """The fields of a packed event. Raises `ValueError` if it is damaged."""
-    if len(text) < WORKER_AT:
+    if len(text) < WORKER_OFFSET:
         raise ValueError(f"an event of {len(text)} bytes")
     kind, attempt = KINDS[text[:1]]
     (time,) = TIME.unpack_from(text, 1)
-    place = int.from_bytes(text[PLACE_AT:WORKER_AT], "big")
-    data = {"worker": text[WORKER_AT:].decode()} if kind == "node.started" else None
+    place = int.from_bytes(text[PLACE_OFFSET:WORKER_OFFSET], "big")
+    data = {"worker": text[WORKER_OFFSET:].decode()} if kind == "node.started" else None
     return time, kind, 1, place, attempt, data
 
 
 def unpacked_event(text: bytes) -> bytes:
-    """Any event as JSON."""
+    """An event as JSON, whether it is packed or not."""
     if text[:1] not in KINDS:
         return text
     time, kind, epoch, place, attempt, data = usual_event(text)
@@ -65,16 +65,17 @@ def packed_event(text: bytes) -> bytes:
 def packed_record(head: bytes, output: bytes) -> bytes:
     """The record of a completed item from its text, `C|epoch|attempt|worker|start|end`."""
     _, epoch, attempt, worker, started, finished = head.split(b"|")
-    times = TIMES.pack(float(started or NEVER), float(finished))
+    times = TIMES.pack(float(started or NOT_STARTED), float(finished))
     return b"C%b%b|%b|%b\n%b" % (times, epoch, attempt, worker, output)
 
 
 def unpacked_record(record: bytes) -> tuple[bytes, bytes]:
-    """The reverse of `packed_record`. Raises `ValueError` if it is damaged."""
-    head, found, output = record[REST_AT:].partition(b"\n")
+    """The reverse of `packed_record`: the text and the output. Raises `ValueError` if the record is
+    damaged."""
+    head, found, output = record[RECORD_REST_OFFSET:].partition(b"\n")
     if not found:
         raise ValueError(f"a record of {len(record)} bytes")
-    started, finished = (b"" if at == NEVER else repr(at).encode() for at in _times(record))
+    started, finished = (b"" if at == NOT_STARTED else repr(at).encode() for at in _times(record))
     return b"C|%b|%b|%b" % (head, started, finished), output
 
 

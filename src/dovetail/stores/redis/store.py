@@ -92,8 +92,8 @@ from dovetail.stores.redis.definitions import GRACE_SECONDS
 from dovetail.stores.redis.fast_path import (
     MAX_NODES_PER_CALL,
     Claims,
-    Foreseen,
     NextItems,
+    Predicted,
     claim_args,
     claim_script,
     claimed,
@@ -102,8 +102,8 @@ from dovetail.stores.redis.fast_path import (
     complete_items_args,
     completed,
     completed_items,
-    foresee,
-    foresee_roots,
+    predict_children,
+    predict_roots,
     submit_args,
     submitted,
 )
@@ -245,9 +245,9 @@ class RedisStore:
                 args = submit_args(submit, header.shape, stored, now, nonce, listed=self._listed)
                 calls.append(self._redis.script_command(source("submit"), keys, args))
         decisions = []
-        foreseen = (foresee_roots(header.run, header.shape, token) for header in headers)
+        predicted = (predict_roots(header.run, header.shape, token) for header in headers)
         is_wide = any(header.shape.is_wide for header in headers)
-        answers, aheads = await self._with_ahead(calls, foreseen, is_wide=is_wide)
+        answers, aheads = await self._with_ahead(calls, predicted, is_wide=is_wide)
         for submit, header, sent, answer in zip(submits, headers, aheads, answers, strict=True):
             decision = submitted(submit, header.run, answer, now, token, sent, events=self._events)
             if decision:
@@ -273,9 +273,11 @@ class RedisStore:
         return decision
 
     async def _with_ahead(
-        self, calls: Sequence[Command], foreseen: Iterable[Foreseen | None], *, is_wide: bool
+        self, calls: Sequence[Command], predicted: Iterable[Predicted | None], *, is_wide: bool
     ) -> tuple[list[Any], Sequence[Mapping[int, Task]]]:
-        """The answers to calls, and what was sent right behind each: of `is_wide`, maybe much."""
+        """Send these calls, and right behind each the tasks that it is predicted to dispatch.
+        Returns the replies, and the tasks that were sent behind each call. `is_wide`: there may be
+        many tasks."""
         if self._loaded_at != self._redis.breaks:  # else the first of these calls are refused
             self._loaded_at = self._redis.breaks
             await self._redis.call_many([("SCRIPT", "LOAD", source(name)) for name in HOT])
@@ -287,7 +289,7 @@ class RedisStore:
         sending: asyncio.Future[object] | None = None
         if self.ahead is not None:
             with gc_paused():
-                aheads = [{} if one is None else self.ahead.rendered(*one) for one in foreseen]
+                aheads = [{} if one is None else self.ahead.rendered(*one) for one in predicted]
             if tasks := [task for ahead in aheads for task in ahead.values()]:
                 sending = asyncio.ensure_future(self.ahead.sending(tasks))
         self._redis.flush()
@@ -341,8 +343,8 @@ class RedisStore:
     ) -> list[Decision]:
         decisions = [NOTHING] * len(moves)
         by_run: dict[str, list[int]] = {}
-        for place, move in enumerate(moves):
-            by_run.setdefault(move.run_id, []).append(place)
+        for position, move in enumerate(moves):
+            by_run.setdefault(move.run_id, []).append(position)
         await self._headers.look_for(by_run)
         left = await self._apply_plain(by_run, moves, now, decisions)
         if left:
@@ -350,8 +352,8 @@ class RedisStore:
                 self._scopes.just_written.forget(run_id)
             await asyncio.gather(
                 *(
-                    self._apply_to(run_id, moves, places, now, decisions)
-                    for run_id, places in left.items()
+                    self._apply_to(run_id, moves, positions, now, decisions)
+                    for run_id, positions in left.items()
                 )
             )
         await self._keep_outputs(moves, decisions, now)
@@ -364,53 +366,56 @@ class RedisStore:
         now: float,
         decisions: list[Decision],
     ) -> dict[str, list[int]]:
-        """What has a script of its own, in one go; returns what is left to do of each run."""
+        """Apply the moves that have a script of their own, in one call. Returns the positions of
+        the other moves by run."""
         left: dict[str, list[int]] = {}
         calls: list[Command] = []
         asked: list[tuple[RunHeader, list[int], list[Complete]]] = []
-        of_items: list[tuple[RunHeader, list[int], list[Complete], list[Argument]]] = []
+        item_calls: list[tuple[RunHeader, list[int], list[Complete], list[Argument]]] = []
         nonce, complete_many = new_nonce(), source("complete_many")
-        for run_id, places in by_run.items():
+        for run_id, positions in by_run.items():
             header = self._headers.get(run_id)
             if header is None:  # it is not there, or had to make room for another of these
-                left[run_id] = places
+                left[run_id] = positions
                 continue
-            mine = [move for place in places if type(move := moves[place]) is Complete]
+            mine = [move for position in positions if type(move := moves[position]) is Complete]
             args = None
-            is_fit = len(mine) == len(places) <= MAX_NODES_PER_CALL
+            is_fit = len(mine) == len(positions) <= MAX_NODES_PER_CALL
             if is_fit and header.shape.mapped and mine[0].node.endswith("]"):
                 args = complete_items_args(mine, header.run.graph, now, nonce)
                 if args is not None:
-                    of_items.append((header, places, mine, args))
+                    item_calls.append((header, positions, mine, args))
                     continue
             elif is_fit:
                 args = complete_args(mine, header.shape, now, nonce)
             if args is None:
-                left[run_id] = places
+                left[run_id] = positions
                 continue
             own = f"wf:{{{run_id}}}:"
             keys = (own + "meta", own + "nodes", own + "deps", own + "out", own + "events")
             calls.append(self._redis.script_command(complete_many, keys, args))
-            asked.append((header, places, mine))
+            asked.append((header, positions, mine))
         token = Token(1, 1, nonce)
-        if of_items:
-            await self._complete_items(of_items, left, now, token, decisions)
+        if item_calls:
+            await self._complete_items(item_calls, left, now, token, decisions)
         if not calls:
             return left
-        foreseen = (foresee(header.run, header.shape, mine, token) for header, _, mine in asked)
+        predicted = (
+            predict_children(header.run, header.shape, mine, token) for header, _, mine in asked
+        )
         is_wide = any(header.shape.is_wide for header, *_ in asked)
-        answers, aheads = await self._with_ahead(calls, foreseen, is_wide=is_wide)
-        for (header, places, mine), sent, answer in zip(asked, aheads, answers, strict=True):
+        answers, aheads = await self._with_ahead(calls, predicted, is_wide=is_wide)
+        for (header, positions, mine), sent, answer in zip(asked, aheads, answers, strict=True):
             done = answer[0]
             run = header.run
             if done:
                 made = completed(mine, run, answer, now, token, sent=sent, events=self._events)
-                for place, decision in zip(places, made, strict=False):
-                    decisions[place] = decision
+                for position, decision in zip(positions, made, strict=False):
+                    decisions[position] = decision
                 if len(answer) > 3 and not sent.keys() >= {*answer[4::2]}:
                     self._scopes.just_written.keep(run, mine[:done])
-            if done < len(places):
-                left[run.id] = places[done:]
+            if done < len(positions):
+                left[run.id] = positions[done:]
         return left
 
     async def _complete_items(
@@ -421,7 +426,8 @@ class RedisStore:
         token: Token,
         decisions: list[Decision],
     ) -> None:
-        """Completed items of mapped nodes, of each run those of one node; adds what is left."""
+        """Complete items of mapped nodes: of each run the items of one node. Adds to `left` the
+        positions of moves that the script has not done."""
         script = source("complete_items")
         calls = []
         for header, _, _, args in asked:
@@ -429,23 +435,23 @@ class RedisStore:
             keys = (own + "nodes", own + "maps", own + "items", own + "events")
             calls.append(self._redis.script_command(script, keys, args))
         owners = [one.run.graph.index[node_id_of(mine[0].node)] for one, _, mine, _ in asked]
-        foreseen = (
-            self._next_items.foresee(header.run, header.shape, owner, len(mine), token)
+        predicted = (
+            self._next_items.predict(header.run, header.shape, owner, len(mine), token)
             for (header, _, mine, _), owner in zip(asked, owners, strict=True)
         )
         is_wide = any(len(mine) > WIDE for _, _, mine, _ in asked)
-        answers, aheads = await self._with_ahead(calls, foreseen, is_wide=is_wide)
-        for (header, places, mine, _), owner, sent, answer in zip(
+        answers, aheads = await self._with_ahead(calls, predicted, is_wide=is_wide)
+        for (header, positions, mine, _), owner, sent, answer in zip(
             asked, owners, aheads, answers, strict=True
         ):
-            self._next_items.note(header.run.id, owner, answer)
+            self._next_items.note_completed(header.run.id, owner, answer)
             made = completed_items(
                 mine, header.run, answer, now, token, sent=sent, events=self._events
             )
-            for place, decision in zip(places, made, strict=False):
-                decisions[place] = decision
-            if len(made) < len(places):
-                left[header.run.id] = places[len(made) :]
+            for position, decision in zip(positions, made, strict=False):
+                decisions[position] = decision
+            if len(made) < len(positions):
+                left[header.run.id] = positions[len(made) :]
 
     async def claim(
         self, tasks: Sequence[Task], worker: str, until: float, now: float
@@ -465,14 +471,14 @@ class RedisStore:
         self,
         run_id: str,
         moves: Sequence[Transition],
-        places: Sequence[int],
+        positions: Sequence[int],
         now: float,
         decisions: list[Decision],
     ) -> None:
         header = await self._headers.find(run_id)
         if header is None:
             return
-        todo = [place for place in places if _is_about(header.run.graph, moves[place])]
+        todo = [position for position in positions if _is_about(header.run.graph, moves[position])]
         while todo:
             move = moves[todo[0]]
             if type(move) is Claim:  # it has a script of its own
@@ -480,12 +486,12 @@ class RedisStore:
             else:
                 count = next((n for n, p in enumerate(todo) if type(moves[p]) is Claim), len(todo))
                 requests = [
-                    encode_transition(moves[place], header.shape, now, new_nonce())
-                    for place in todo[:count]
+                    encode_transition(moves[position], header.shape, now, new_nonce())
+                    for position in todo[:count]
                 ]
                 made = await self._step(run_id, header, requests)
-            for place, decision in zip(todo, made, strict=False):
-                decisions[place] = decision
+            for position, decision in zip(todo, made, strict=False):
+                decisions[position] = decision
             if type(move) is Expand and made:
                 index = header.run.graph.index[move.node]
                 self._next_items.note_expanded(header.run, index, made[0].dispatch)
@@ -496,7 +502,7 @@ class RedisStore:
         assert place is not None  # noqa: S101 - the caller has looked
         args = claim_args(move.worker, move.lease_until, now, again=False)
         args += (place, claimed_token(move.token))
-        script, keys = claim_script(move.run_id, place)
+        script, keys = claim_script(move.run_id, of_items=place >= PLACES)
         answer = await self._redis.call_script(source(script), keys, args)
         return claimed(move, header.run.graph, place, answer, now)
 
@@ -714,8 +720,8 @@ class RedisStore:
         outputs: bool,
         room: ReadBudget | None,
     ) -> dict[int, bytes] | None:
-        """The records of items that have ended; without `outputs`, or with little room, only
-        records without an output. None if the run has left this epoch."""
+        """The records of items that have ended. Without `outputs`, or without room for them, only
+        the records of items that have no output. None if the run has left this epoch."""
         found: dict[int, bytes] = {}
         for index, text in stored.maps.items():
             if index >= PLACES:
@@ -857,7 +863,8 @@ class RedisStore:
 
 
 def refer_to_large_maps(run: RunState, stored: StoredMaps, room: ReadBudget) -> None:
-    """The outputs of completed mapped nodes for which there is no room become references."""
+    """Replace the outputs of completed mapped nodes by references where there is no room for
+    them."""
     for index, text in stored.maps.items():
         if index < PLACES and run.nodes[index].status is NodeStatus.COMPLETED:
             counts = MapCounts.parse(text)
@@ -1066,7 +1073,7 @@ class RedisLeases:
         kept = [False] * len(tasks)
         by_run: dict[str, list[int]] = {}
         for at, task in enumerate(tasks):
-            if task.node_index is not None:
+            if task.place is not None:
                 by_run.setdefault(task.run_id, []).append(at)
         asked = [
             self._redis.script_command(
@@ -1084,7 +1091,7 @@ class RedisLeases:
             for places, (_, _, _, decisions) in zip(by_run.values(), answers, strict=True):
                 for at, decision in zip(places, decisions, strict=True):
                     kept[at] = bool(decision[0])
-        if unindexed := [at for at, task in enumerate(tasks) if task.node_index is None]:
+        if unindexed := [at for at, task in enumerate(tasks) if task.place is None]:
             moves = [
                 Renew(tasks[at].run_id, tasks[at].node_id, tasks[at].token, until)
                 for at in unindexed
@@ -1102,7 +1109,7 @@ def _renewal(task: Task, now: float, until: float) -> Fields:
         "kind": "renew",
         "now": time_text(now),
         "nonce": str(new_nonce()),
-        "i": task.node_index,
+        "i": task.place,
         "te": epoch,
         "ta": attempt,
         "n": str(nonce),

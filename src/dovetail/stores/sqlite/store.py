@@ -42,7 +42,7 @@ from dovetail.core.caching import entries
 from dovetail.core.dag import Graph
 from dovetail.core.definition.model import Webhook
 from dovetail.core.definition.source import gc_paused
-from dovetail.core.effects import outstanding, stops
+from dovetail.core.effects import outstanding, stop_orders
 from dovetail.core.errors import BrokenRun, Conflict, NotFound, StoreError, StoreLost, one_line
 from dovetail.core.events import Event, Token
 from dovetail.core.feed import FeedEntry, FeedPosition, check_position
@@ -1243,12 +1243,12 @@ def _newest(run: RunState) -> float:
         times += [at for at in (node.started_at, node.finished_at) if at is not None]
         if node.items is not None:
             times += [end.finished_at for end in node.items.ended.values()]
-            times += [one.started_at for one in node.items.out.values() if one.started_at]
+            times += [one.started_at for one in node.items.in_flight.values() if one.started_at]
     return max(times)
 
 
 def _running(run: RunState) -> set[tuple[str, Token]]:
-    return {(stop.node, stop.token) for stop in stops(run, range(len(run.nodes)))}
+    return {(stop.node, stop.token) for stop in stop_orders(run, range(len(run.nodes)))}
 
 
 MAX_CALLERS = 10_000

@@ -1,7 +1,7 @@
 """Reads streams: the inbox of a worker, the results that an orchestrator applies, and broadcasts.
 
-A fast worker reads ahead, and a message may hold several tasks. A worker gives back tasks that it
-has read and cannot begin, if other workers are idle.
+A fast worker reads ahead, and a message may hold several tasks. A worker sends tasks back that it
+has read and cannot begin soon, if other workers are idle.
 
 An orchestrator acknowledges a result once it is applied. Each orchestrator holds a lease of a few
 seconds; when it lapses, another one reclaims the results that it had read. Results that two
@@ -35,7 +35,7 @@ from dovetail.redis_client.pipelined import (
     load_script,
 )
 from dovetail.transports.messages import (
-    FEWEST_PACKED,
+    MIN_RESULTS_PACKED,
     RESULTS,
     result_messages,
     stream_of,
@@ -52,20 +52,22 @@ from dovetail.transports.streams.sender import (
     StreamReader,
 )
 
-AGAIN_SECONDS = 0.5
+RESEND_SECONDS = 0.5
+"""Between two tries to send results that Redis did not take."""
 LOOK_SECONDS = 1.0
-"""How often a worker looks for what another has read and not begun."""
+"""How often a worker looks for tasks that another worker has read and not begun."""
 QUICK_SECONDS, QUICK_FOR_SECONDS = 0.05, 60.0
-"""A worker that needs no longer for its tasks is fast, and counts as fast for a while."""
-FARTHEST_AHEAD = 8
+"""How fast a worker must do its tasks to count as quick, and for how long its handler then does."""
+MAX_READ_AHEAD = 8
+"""How many times the tasks that a quick worker asks for one read may bring."""
 SHARE_SECONDS, LONG_SECONDS = 0.1, 1.0
-"""So long a worker may do nothing with what it keeps, and so long it may take to begin all of it,
-before that is for others."""
+"""A worker sends kept tasks back once it has begun none for the first time, or if it would need the
+second to begin all of them."""
 REPEAT_SECONDS, MAX_SENT_BYTES = 3.0, 16 << 20
-"""While its log is synced, Redis replies up to two seconds before the log has a write."""
-
+"""What is sent again after a restart of Redis: the results of so many seconds, so many bytes at
+most. Redis may reply up to two seconds before its log has a write."""
 LOG_SECONDS = 0.05
-"""Lines of handlers wait so long for the result of their node."""
+"""How long lines of handlers wait for the result of their node, to travel with it."""
 
 Received = tuple[StreamMessage, Task]
 WriteLogs = Callable[[PipelinedRedis, Sequence[LogChunk], bool], None]
@@ -88,8 +90,8 @@ class StreamInbox:
     ) -> None:
         """One reader for all handlers or, where a read covers one stream only, one for each.
 
-        What a worker has read and not begun for `stale_seconds` is taken from it. `logs` writes
-        lines of handlers.
+        Tasks that another worker has read and not begun for `stale_seconds` are taken from it.
+        `logs` writes lines of handlers.
         """
         streams = [stream_of(handler) for handler in handlers]
         if isinstance(reader, StreamReader):
@@ -99,29 +101,33 @@ class StreamInbox:
         self._pipe = pipe
         self._reads: dict[int, asyncio.Task[list[Entry]]] = {}
         self._kept: list[StreamMessage] = []
-        """Read and not asked for yet: a read may bring more than was wanted."""
+        """Tasks that were read, decoded and not asked for yet: a read may bring more than was
+        wanted."""
         self._unopened: deque[Entry] = deque()
-        """The same, behind these, which are not decoded yet."""
+        """Messages that were read after these, and are not decoded yet."""
         self._asked_for = 0
-        self._busy = 1
-        """Streams that brought something last time."""
-        self._in_a_message = 1.0
-        """Tasks, of the messages that were opened last."""
-        self._full, self._given_at, self._ahead = False, 0.0, 1
-        self._given = 0
+        self._busy_streams = 1
+        """How many streams had messages at the last read."""
+        self._tasks_per_message = 1.0
+        """In the messages that were decoded last."""
+        self._read_ahead = 1
+        """How many times the tasks that are asked for a read may bring."""
+        self._given, self._given_at, self._full = 0, 0.0, False
+        """How many tasks `tasks` returned last, when, and whether these were as many as asked
+        for."""
         self._is_more = False
-        """The last read brought of a stream as much as it could, so there may be more."""
+        """A stream gave as many messages as the last read allowed, so there may be more."""
         self._handler: str | None = None
-        """Of all that was given last."""
+        """The handler of all tasks that `tasks` returned last; None if they have several."""
         self._pace = 0.0
-        """Seconds for each of what was given before that."""
+        """Seconds for each task, of those before."""
         self._quick: dict[str, float] = {}
-        """Handlers that took but a moment for many, and when."""
+        """Handlers that did many tasks in a moment, and when."""
         self._sent: deque[tuple[asyncio.Future[list[Any]], list[Command]]] = deque()
-        """What is on its way. Handlers that end by themselves report by themselves, several at
-        once."""
+        """Results that were sent, with the futures of their replies. `send` may be called again
+        before a reply is there."""
         self._last_sent: deque[tuple[float, int, list[Command]]] = deque()
-        """What was sent lately: when, its size, and the messages."""
+        """Results that were sent lately: when, their size, and their messages."""
         self._last_sent_bytes = 0
         self._write = logs or _no_logs
         self._logs: list[LogChunk] = []
@@ -132,23 +138,23 @@ class StreamInbox:
 
     async def tasks(self, limit: int) -> list[Received]:
         now = time.monotonic()
-        # A worker that comes back at once for as many tasks may keep more. Of a worker
-        # that takes longer, others would have to wait for what it keeps.
+        # A worker that comes back at once for as many tasks may keep more. The tasks that a slower
+        # worker keeps would wait for it.
         if self._full:
             quick = now - self._given_at < QUICK_SECONDS
-            self._ahead = min(self._ahead * 2, FARTHEST_AHEAD) if quick else 1
+            self._read_ahead = min(self._read_ahead * 2, MAX_READ_AHEAD) if quick else 1
         elif not self._is_more:
-            self._ahead = 1
+            self._read_ahead = 1
         if self._given:
             self._pace = (now - self._given_at) / self._given
         if not self._kept and not self._unopened:
             self._kept = await self._stale(limit)
             if not self._kept:
-                self._unopened.extend(await self._read(limit * self._ahead))
+                self._unopened.extend(await self._read(limit * self._read_ahead))
             await self._arrived()
         elif self._is_more and self._keeps < limit and len(self._readers) == 1:
-            # A turn for the little that is left takes as long as one for all slots.
-            lacking = limit * self._ahead - int(self._keeps)
+            # A turn with the few tasks that are left takes as long as one that fills all slots.
+            lacking = limit * self._read_ahead - int(self._keeps)
             self._unopened.extend(await self._read(lacking, wait=False))
         self._asked_for = limit
         await self.open_more()
@@ -160,15 +166,15 @@ class StreamInbox:
 
     @property
     def has_more(self) -> bool:
-        """Of what was read, something is left."""
+        """Whether messages were read that are not decoded yet."""
         return bool(self._unopened)
 
     async def open_more(self) -> None:
-        """See what they say that will be asked for next."""
+        """Decode as many messages as the next call of `tasks` will ask for."""
         while self._unopened and (lacking := self._asked_for - len(self._kept)) > 0:
-            some = min(len(self._unopened), max(1, int(lacking / self._in_a_message)))
+            some = min(len(self._unopened), max(1, int(lacking / self._tasks_per_message)))
             opened = await self._opened([self._unopened.popleft() for _ in range(some)])
-            self._in_a_message = max(1.0, len(opened) / some)
+            self._tasks_per_message = max(1.0, len(opened) / some)
             self._kept += opened
 
     async def _opened(self, entries: Sequence[Entry]) -> list[StreamMessage]:
@@ -176,20 +182,23 @@ class StreamInbox:
 
     @property
     def _keeps(self) -> float:
-        """About how many tasks."""
-        return len(self._kept) + len(self._unopened) * self._in_a_message
+        """About how many tasks were read and not asked for yet."""
+        return len(self._kept) + len(self._unopened) * self._tasks_per_message
 
     async def _read(self, wanted: int, *, wait: bool = True) -> list[Entry]:
-        # COUNT is for each stream, and usually few of them have something.
-        share = max(1, int(wanted / self._busy / self._in_a_message))
+        # COUNT is for each stream, and usually few streams have messages.
+        share = max(1, int(wanted / self._busy_streams / self._tasks_per_message))
         if len(self._readers) == 1:
             reader, streams = self._readers[0]
-            self._readers[0] = (reader, [*streams[1:], streams[0]])  # none is always served last
+            self._readers[0] = (
+                reader,
+                [*streams[1:], streams[0]],
+            )  # so that no stream is always the last
             found = await reader.received(streams, share, wait=wait)
         else:
             found = await self._read_each(share)
         by_stream = Counter(stream for stream, _ in found)
-        self._busy = max(1, len(by_stream))
+        self._busy_streams = max(1, len(by_stream))
         self._is_more = max(by_stream.values(), default=0) >= share
         return found
 
@@ -202,32 +211,33 @@ class StreamInbox:
         return [entry for read in done for entry in read.result()]
 
     async def _stale(self, limit: int) -> list[StreamMessage]:
-        """What a worker has read and then died over, looked for now and then."""
+        """Tasks that another worker has read and not begun for long. Looks only now and then."""
         if self._stale_seconds is None or time.monotonic() < self._look_at:
             return []
         found: list[StreamMessage] = []
         for reader, streams in self._readers:
             found += await reader.claim_stale(streams, self._stale_seconds, limit)
-        if len(found) < limit:  # else there may be more, and none has to wait any longer
+        if len(found) < limit:  # else there may be more: look again at once
             self._look_at = time.monotonic() + min(LOOK_SECONDS, self._stale_seconds / 2)
         return found
 
     async def acknowledge(self, messages: Sequence[StreamMessage]) -> None:
-        """Soon, without waiting: a worker that reads one of these again is refused."""
+        """Acknowledge soon, without waiting. A worker that reads one of these again is refused."""
         self._readers[0][0].acknowledge_soon(messages)
 
     async def send(self, results: Sequence[Result]) -> None:
-        """On their way when this returns; whatever comes next sees to it that they arrive."""
+        """Send results without waiting for the reply. The next call makes sure that they
+        arrived."""
         self._note_pace(results)
         commands = result_messages(results)
         await self._arrived()
-        # As one: an orchestrator that waits would be woken by the first, and take in that alone.
+        # One transaction: else the first message wakes an orchestrator, which applies it alone.
         asked = in_transaction(commands)
-        # On the connection that is used next: with the next read, or the claims of what is kept,
-        # and behind these, as handlers wait for them.
+        # On the connection that is used next: that of the next read or, where tasks are kept, that
+        # of their claims; behind the claims, because handlers wait for these.
         reply = None
         if len(self._readers) == 1 and not self._kept and not self._unopened:
-            # Few are awaited here: building the next read is a twentieth of a chain's time.
+            # Few are sent at once: making the next read takes a twentieth of a chain's time.
             now = len(results) <= FEW_AT_ONCE
             reply = self._readers[0][0].send(asked, now=now, ahead=self._write_logs)
         if reply is None:
@@ -237,7 +247,7 @@ class StreamInbox:
         self._remember(commands)
 
     def log(self, chunks: Sequence[LogChunk]) -> None:
-        """They go out with the next result, or a moment later."""
+        """Write lines of handlers with the next result, or a moment later."""
         self._logs += chunks
         if self._log_timer is None:
             loop = asyncio.get_running_loop()
@@ -262,13 +272,13 @@ class StreamInbox:
             return
         if now - self._given_at > QUICK_SECONDS:
             self._quick.pop(handler, None)
-        elif len(results) >= FEWEST_PACKED:
+        elif len(results) >= MIN_RESULTS_PACKED:
             self._quick[handler] = now
 
     def quick(self) -> list[str]:
-        """Handlers that took but a moment for many tasks, when they were last called."""
+        """Handlers that did many tasks in a moment, not long ago."""
         since = time.monotonic() - QUICK_FOR_SECONDS
-        known = list(self._quick.items())  # at once: another thread asks
+        known = list(self._quick.items())  # a copy: another thread calls this
         return sorted(handler for handler, at in known if at > since)
 
     def _remember(self, commands: list[Command]) -> None:
@@ -283,21 +293,21 @@ class StreamInbox:
             if not self._last_sent:
                 return
 
-    async def mend(self) -> None:
-        """Whenever Redis was restarted, for ever."""
+    async def resend_after_restarts(self) -> None:
+        """Send the last results again after each restart of Redis, for ever."""
         async for is_another in self._pipe.after_breaks():
             if is_another:
-                await self.tell_again()
+                await self.resend()
 
-    async def tell_again(self) -> None:
-        """It may lack the end of its log: what was sent last is sent again. Whatever it still has
-        is refused the second time."""
+    async def resend(self) -> None:
+        """Send the last results again: Redis may have lost the end of its log. A result that it
+        still has is refused the second time."""
         await self._pipe.call_many(
             [command for _, _, commands in self._last_sent for command in commands]
         )
 
     async def _arrived(self) -> None:
-        """Everything that was sent before has arrived."""
+        """Return when all results that were sent before have arrived."""
         while self._sent:
             reply, commands = self._sent.popleft()
             try:
@@ -310,7 +320,7 @@ class StreamInbox:
         again = commands
         with contextlib.suppress(RedisError):
             replies = [] if reply.cancelled() else await reply
-            if len(replies) > len(commands):  # they went as one, and the last answer is of all
+            if len(replies) > len(commands):  # a transaction: the last reply has all
                 replies = replies[-1]
             if replies and not isinstance(replies, hiredis.ReplyError):
                 answers = zip(commands, replies, strict=True)
@@ -320,13 +330,13 @@ class StreamInbox:
                 await self._pipe.call_many(again)
                 return
             except RedisError:
-                await asyncio.sleep(AGAIN_SECONDS)
+                await asyncio.sleep(RESEND_SECONDS)
 
     def put_back(self, found: Sequence[Received]) -> None:
         self._kept += [message for message, _ in found]
 
     async def share(self) -> None:
-        """Let others have what would have to wait here, for ever."""
+        """Send tasks back that would wait here while other workers are idle, for ever."""
         while True:
             await asyncio.sleep(SHARE_SECONDS)
             await self.share_once()
@@ -337,21 +347,21 @@ class StreamInbox:
         if not kept or not (stands_still or kept * self._pace >= LONG_SECONDS):
             return
         stream = self._kept[0].stream if self._kept else self._unopened[0][0]
-        # A worker that finds tasks there needs none of ours, and ours would wait behind them.
+        # While the stream has messages, other workers are not idle.
         if not await self._readers[0][0].has_unread(stream):
             await self._give_away()
 
     async def _give_away(self) -> None:
-        """Send back tasks that were read and not begun, one by one, for idle workers."""
+        """Send tasks back that were read and not begun, each in a message of its own."""
         unopened, self._unopened = self._unopened, deque()
         left, self._kept = self._kept, []
         left += await self._opened(list(unopened))
         await self._pipe.call_many(task_messages(message.content for message in left))
-        # After they are sent again: a process that dies in between leaves them twice, not lost.
+        # After they were sent: a process that dies in between leaves them twice, and loses none.
         await self._readers[0][0].acknowledge(left)
 
     async def close(self) -> None:
-        """Read no more, and let others have at once what was read and never begun."""
+        """Read no more, and send tasks back that were read and not begun."""
         self._write_logs(self._pipe)
         await self._arrived()
         for read in self._reads.values():
@@ -374,7 +384,7 @@ class OrchestratorPeers:
         self._me = me
 
     async def beat(self) -> list[str]:
-        """Renew the own lease; returns whose has lapsed."""
+        """Renew the own lease; return the names of orchestrators whose lease has lapsed."""
         lapsed = await self._pipe.call_script(
             load_script(__package__, "orchestrators_beat"),
             [ORCHESTRATORS_ALIVE],
@@ -383,7 +393,7 @@ class OrchestratorPeers:
         return [name.decode() for name in lapsed]
 
     async def forget(self, name: str) -> None:
-        """It is gone, and nothing of it is left to do."""
+        """Remove an orchestrator that is gone: all that it had read is applied."""
         await self._pipe.call("ZREM", ORCHESTRATORS_ALIVE, name)
 
     async def leave(self) -> None:
@@ -393,21 +403,24 @@ class OrchestratorPeers:
 MAX_MESSAGES = 128
 """Messages of results per read: each may hold dozens."""
 FEW, MANY = 16, 128
+"""Messages in a read. From the first on, an orchestrator waits a moment for more, if nothing
+follows from these; from the second on, it reads the next while it applies these."""
 GATHER_SECONDS = 0.002
 SINGLES_SECONDS = 0.02
-"""Celery's processes send results one by one, each as expensive as many together."""
+"""How long to wait for more results where Celery's processes send them one by one: one alone costs
+as much as many together."""
 CROWD, CROWD_SECONDS = 32, 0.1
-"""While so many messages wait, no worker waits for what follows from a result."""
+"""While so many tasks wait, no worker waits for the next; and how often they are counted."""
 UNDER_WAY_SECONDS = 1.0
-"""So long after it was read, a result that is not acknowledged may still be under way."""
+"""A result that was read more recently may still be in work; an older one was not applied."""
 
 log = logging.getLogger("dovetail.wiring.distributed")
 
 
 class ApplyResults(Protocol):
     async def __call__(self, results: Sequence[Result], *, again: bool = False) -> bool:
-        """Whether more followed from these than their own completion. `again`: another process had
-        them before, and may have died over them."""
+        """Apply results; return whether anything followed but their own completion. `again`: they
+        were read before, by a process that may have died over them."""
         ...
 
 
@@ -418,12 +431,13 @@ class ResultConsumer:
         apply_results: ApplyResults,
         waiting: Callable[[], Awaitable[int]] | None = None,
     ) -> None:
-        """`waiting` says how many tasks wait, where results come as singles."""
+        """`waiting` counts the tasks that wait, where results come one by one (Celery)."""
         self._reader = reader
         self._apply_results = apply_results
         self._waiting = waiting
         self.unapplied = asyncio.Event()
-        """Set it if one of these could not go on: what it had read may not be applied."""
+        """Set if a duty of this orchestrator failed: results that it had read may not be
+        applied."""
 
     async def take(self, stopping: asyncio.Event | None) -> None:
         """Apply new results until `stopping` is set, between two batches."""
@@ -432,7 +446,7 @@ class ResultConsumer:
             while stopping is None or not stopping.is_set():
                 messages = await self._reader.read([RESULTS], MAX_MESSAGES)
                 await beside.done()
-                if len(messages) >= MANY:  # while Redis is busy with these, the next are read
+                if len(messages) >= MANY:  # read the next while Redis is busy with these
                     beside.begin(self._take_many(messages))
                     continue
                 followed = False
@@ -475,7 +489,7 @@ class ResultConsumer:
     # ── results that were read before ────────────────────────────────────────────────────
 
     async def reclaim_from_dead_peers(self, peers: OrchestratorPeers) -> None:
-        """Results that an orchestrator has read whose lease then lapsed."""
+        """Apply, for ever, results that another orchestrator has read before its lease lapsed."""
         while True:
             for name in await peers.beat():
                 while messages := await self._reader.claim_from(RESULTS, name, MAX_MESSAGES):
@@ -485,19 +499,20 @@ class ResultConsumer:
             await asyncio.sleep(BEAT_SECONDS * random.uniform(0.8, 1.2))  # noqa: S311
 
     async def reclaim_stale(self, idle: float, pause: float) -> None:
-        """Apply results that an unknown consumer read so long ago and did not acknowledge."""
+        """Apply, for ever, results that any consumer read `idle` seconds ago and did not
+        acknowledge."""
         while True:
             while messages := await self._reader.claim_stale([RESULTS], idle, MAX_MESSAGES):
                 await self._take_again(messages)
             await asyncio.sleep(pause)
 
     async def retry_unapplied(self) -> None:
-        """Apply results that this orchestrator has read and was not able to apply. A result that it
-        read just now may be under way and is left alone."""
+        """Apply, for ever, results that this orchestrator has read and failed to apply. A result
+        that it read a moment ago may still be in work and is left alone."""
         reader, idle = self._reader, UNDER_WAY_SECONDS
         while True:
             await self.unapplied.wait()
-            self.unapplied.clear()  # first: what cannot be applied from now on is for next time
+            self.unapplied.clear()  # first: a failure from now on is for the next round
             await asyncio.sleep(idle)
             while messages := await reader.claim_from(
                 RESULTS, reader.consumer, MAX_MESSAGES, idle_seconds=idle
@@ -516,7 +531,7 @@ worker_log = logging.getLogger("dovetail.worker")
 
 
 class StopBroadcast:
-    """Orders to stop, as every worker hears them."""
+    """The orders to stop: each worker reads all of them."""
 
     def __init__(self, blocking: PipelinedRedis) -> None:
         self._feed = Broadcast(blocking, STOPS)

@@ -31,7 +31,7 @@ from dovetail.redis_client.pipelined import (
     load_script,
 )
 from dovetail.transports.messages import (
-    FEWEST_MESSAGES,
+    MIN_MESSAGES,
     MISREAD,
     RESULTS,
     TASKS,
@@ -50,13 +50,15 @@ MARK = "dovetail-mark"
 """A consumer that reads nothing: a group without it is of a stream that was lost, and made anew."""
 MAX_STOPS = 10_000
 MAX_ENDS, ENDS_PER_MESSAGE = 250, 16
-"""Few: they take memory for good, and a listener that misses one reads the run a second later."""
+"""Messages in the stream, and run ids in each. Few: they stay in memory, and a listener that misses
+one reads the run a second later."""
 FEW_AT_ONCE, MAX_SETTLED = 4, 1000
+"""So many messages are acknowledged by plain commands, and so many by one call of a script."""
 BLOCK_MILLISECONDS = 1000
 COMPANY_SECONDS = 0.001
-"""How long results wait for something to travel with."""
+"""How long results wait for other commands, to travel together."""
 LEARN_SECONDS = 5.0
-"""So old may it be what is known of handlers that are quick."""
+"""How old the list of quick handlers may be."""
 
 
 class StreamMessage(NamedTuple):
@@ -79,9 +81,9 @@ class StreamMessage(NamedTuple):
 
 
 Entry = tuple[str, Any]
-"""A message as it was read, behind the stream that it is of."""
+"""The name of a stream, and a message of it as it was read."""
 Quick = Callable[[], Awaitable[frozenset[str]]]
-"""Handlers that are quick, as workers say."""
+"""Returns the handlers that workers report as quick."""
 
 
 def _time(message_id: bytes) -> float:
@@ -104,14 +106,14 @@ async def _oldest_unread(pipe: PipelinedRedis, stream: str, group: str) -> float
 
 
 class StreamSender:
-    """The orchestrators' end: tasks and orders to stop go out; what lies about can be asked for."""
+    """Sends tasks and orders to stop, for orchestrators, and says what waits in the streams."""
 
     sends_ahead = True
     """Whether a task that is sent right behind a script is read only after that script."""
 
     def __init__(self, pipe: PipelinedRedis, quick: Quick | None = None) -> None:
-        """`quick` says which handlers take but a moment: several of their tasks may travel in one
-        message, as the worker that gets them is soon done with all of them."""
+        """`quick` lists the handlers that take but a moment. Several of their tasks may travel in
+        one message: the worker that gets them has soon done all of them."""
         self._pipe = pipe
         self._sent_to: set[str] = set()
         self._marked: set[str] = set()
@@ -124,7 +126,7 @@ class StreamSender:
         await self.sending(tasks)
 
     def sending(self, tasks: Sequence[Task]) -> Awaitable[object]:
-        """On their way when this returns, and there when that does.
+        """Enqueue these tasks; the awaitable ends when Redis has them.
 
         The tasks of a handler go as one transaction: the first of them would wake a waiting worker,
         which would begin with that task alone.
@@ -139,13 +141,13 @@ class StreamSender:
         return asyncio.gather(*map(self._pipe.transaction, messages))
 
     def _messages(self, handler: str, tasks: Sequence[Task]) -> list[Command]:
-        if len(tasks) < FEWEST_MESSAGES:
+        if len(tasks) < MIN_MESSAGES:
             return task_messages(tasks)
         self._learn_quick()
         return packed_task_messages(tasks) if handler in self._quick else task_messages(tasks)
 
     def _learn_quick(self) -> None:
-        """For the next time: what is sent now does not wait for it."""
+        """Ask which handlers are quick, for the next call: this one does not wait for the reply."""
         now = time.monotonic()
         if self._ask_for_quick is not None and now - self._asked_at > LEARN_SECONDS:
             self._asked_at = now
@@ -212,7 +214,7 @@ _script = partial(load_script, __package__)
 
 
 def _reads_later(reply: Any) -> bool:
-    """Redis will do later, or has sent away who waited: this says nothing about what there is."""
+    """Whether Redis only asks to come back later: the reply does not say what the stream has."""
     return is_temporary(reply) or (
         isinstance(reply, hiredis.ReplyError) and str(reply).startswith("UNBLOCKED")
     )
@@ -229,7 +231,7 @@ class StreamReader:
         consumer: str,
         redactor: Redactor | None = None,
     ) -> None:
-        """`redactor` takes out of dead letters what must not be stored."""
+        """`redactor` removes from dead letters what must not be stored."""
         self._redact = (redactor or Redactor({})).redact_shown
         self._blocking = blocking
         self._pipe = pipe
@@ -292,8 +294,8 @@ class StreamReader:
         now: bool,
         ahead: Callable[[PipelinedRedis], None] | None = None,
     ) -> asyncio.Future[list[Any]] | None:
-        """At once or along with the next read, on its connection; None while a read blocks that.
-        What `ahead` sends travels with these, before them."""
+        """Send commands on the connection of the reads: `now`, or with the next read. None while a
+        read blocks the connection. `ahead` may send others, which go before these."""
         if self.is_reading:
             return None
         if ahead is not None:
@@ -329,8 +331,8 @@ class StreamReader:
     async def claim_from(
         self, stream: str, consumer: str, limit: int, *, idle_seconds: float = 0.0
     ) -> list[StreamMessage]:
-        """Messages that this consumer has read and not acknowledged for so long. It is known to be
-        gone, or it is this one, and was not able to go on with them."""
+        """Take over messages that this consumer has read and not acknowledged for so long. The
+        consumer is gone, or it is this one and failed to apply them."""
         idle = ("IDLE", int(idle_seconds * 1000))
         pending: Command = ("XPENDING", stream, self._group, *idle, "-", "+", limit, consumer)
         (held,) = await self._pipe.send([pending])
@@ -341,11 +343,11 @@ class StreamReader:
         return await self.understood([(stream, entry) for entry in claimed])
 
     async def has_unread(self, stream: str) -> bool:
-        """Whether there is something in this stream that no consumer has read."""
+        """Whether the stream has messages that no consumer has read."""
         return await _oldest_unread(self._pipe, stream, self._group) is not None
 
     async def remove_consumer(self, stream: str, consumer: str) -> None:
-        """One that is gone is a consumer no longer, unless it still holds something."""
+        """Remove a consumer that is gone, unless it still holds messages."""
         with contextlib.suppress(RedisError):  # there is no such stream, or group
             await self._pipe.call_script(_script("dismiss"), [stream], [self._group, consumer])
 
@@ -354,7 +356,8 @@ class StreamReader:
         await self._pipe.call_many(self._settling(messages))
 
     def acknowledge_soon(self, messages: Iterable[StreamMessage]) -> None:
-        """Behind whatever is asked next: its answer alone would wake us for nothing."""
+        """Acknowledge these behind the next commands: a reply of its own would wake us for
+        nothing."""
         self._pipe.enqueue(self._settling(messages), last=True)
 
     def _settling(self, messages: Iterable[StreamMessage]) -> list[Command]:
@@ -380,7 +383,7 @@ class StreamReader:
         self._known.add(stream)
 
     async def understood(self, entries: Iterable[Entry]) -> list[StreamMessage]:
-        """What they say; the others go to the dead letters."""
+        """Decode messages; one that cannot be read becomes a dead letter."""
         found = []
         for stream, entry in entries:
             if entry is None or entry[1] is None:

@@ -11,7 +11,7 @@ rules.cancel = function(move)
   for i = 0, run.size - 1 do
     if not FINISHED[node(i).s] then
       if map.of(i) then
-        for _, place in ipairs(map.out_items(i)) do map.cancel_item(i, place, 'run_cancelled') end
+        for _, place in ipairs(map.items_in_flight(i)) do map.cancel_item(i, place, 'run_cancelled') end
       end
       cancel_node(i, 'run_cancelled')
     end

@@ -48,7 +48,7 @@ call('HSET', KEYS[2], 'counts', '0|0|0')
 call('HSET', KEYS[1], 'status', status, 'epoch', epoch, 'failed', failed, 'cancelled', cancelled,
   'finished_at', now, 'pending', '', 'error', '', 'size', size)
 call('UNLINK', KEYS[3], KEYS[7])
--- Items of mapped nodes that were out wait again, for a retry.
+-- Items of mapped nodes that were in flight wait again, for a retry.
 local maps, left = call('HGETALL', KEYS[8]), {}
 for k = 1, #maps, 2 do
   local place = tonumber(maps[k])

@@ -3,10 +3,10 @@
 --   ARGV[1]  now             ARGV[2]  end of the lease
 --   ARGV[3]  the worker      ARGV[4]  its name as JSON
 --   ARGV[5]  1 if this call may have been executed before
---   ARGV[6]… of each item: its place, and its token as epoch|attempt|nonce, or empty if it is the one
---            before
--- returns {number of events, or 0 if nothing changed; for each item 0, 1, or 2 if its node is RUNNING
--- from now on}
+--   ARGV[6]… for each item: its place, and its token as epoch|attempt|nonce; an empty token repeats the
+--            one before
+-- returns {number of events, or 0 if nothing changed; for each item 0 refused, 1 granted, or 2 granted
+-- and its node is RUNNING from now on}
 
 local call, match, pack = redis.call, string.match, struct.pack
 local PLACES = 1048576
@@ -17,17 +17,17 @@ local index = math.floor(tonumber(ARGV[6]) / PLACES) - 1
 local first = (index + 1) * PLACES
 for k = 6, #ARGV, 2 do places[k / 2 - 2] = ARGV[k] end
 local before = call('HMGET', KEYS[1], unpack(places))
--- Items that were begun together have the same state and token: those parsed last, and their meaning.
-local state, wanted, becomes, is_usual, event, ending
+-- Items that were begun together have the same state and token: they are parsed once, and kept here.
+local state, wanted, claimed_state, is_usual, event, ending
 local usual = '\2' .. pack('>d', now) -- the usual event is packed, see packed.py
 for k, place in ipairs(places) do
   local token = ARGV[5 + 2 * k]
   if token == '' then token = wanted end
   if before[k] ~= state or token ~= wanted then
-    state, wanted, becomes = before[k], token, nil
+    state, wanted, claimed_state = before[k], token, nil
     local e, c, ta, n, answered = match(state or '', '^Q|(%d+)|%d+|(%d+)|(%d+)|(%d+)|(%d+|%d+)|P|')
     if e ~= nil and e .. '|' .. ta .. '|' .. n == wanted then
-      becomes = 'R|' .. e .. '|' .. ta .. '|' .. c .. '|' .. ta .. '|' .. n .. '|' .. answered
+      claimed_state = 'R|' .. e .. '|' .. ta .. '|' .. c .. '|' .. ta .. '|' .. n .. '|' .. answered
         .. '|||' .. lease .. '|' .. worker .. '|' .. now .. '|'
       is_usual = e == '1' and ta == '1'
       event = is_usual and usual or '[' .. now .. ',"node.started",' .. e .. ','
@@ -36,13 +36,13 @@ for k, place in ipairs(places) do
   end
   local mine, item = 0, tonumber(place) - first
   if seen[place] or item < 0 or item >= PLACES then
-    mine = 0 -- the same message twice, or of another node
-  elseif becomes ~= nil then
+    mine = 0 -- the item was in this call before, or is of another node
+  elseif claimed_state ~= nil then
     mine = 1
     seen[place] = true
     won = won + 1
     states[2 * won - 1] = place
-    states[2 * won] = becomes
+    states[2 * won] = claimed_state
     events = events + 1
     log[events] = event .. (is_usual and pack('>I5', place) or place) .. ending
     if won == 1 then
@@ -68,7 +68,7 @@ for k, place in ipairs(places) do
   granted[k + 1] = mine
 end
 if won > 0 then
-  -- total, window, tolerated, next, again, out, then how many run
+  -- total, window, tolerated, next, again, in_flight, then running
   local head, running, tail = match(call('HGET', KEYS[1], index),
     '^(%d+|%d+|%d+|%d+|%d+|%d+)|(%d+)|(.*)$')
   states[#states + 1] = index

@@ -17,7 +17,7 @@
 --                                  the items of mapped nodes: see items.lua
 --   ARGV[1]  JSON: the transitions, each with the part of the graph that it needs; allowed: a digit
 --            for each node, 1 if its failure is allowed. Absent if that is so of no node. mapped: the
---            same, 1 if it is a mapped node; kids: the children of mapped nodes that may end.
+--            same, 1 if it is a mapped node; children: those of each mapped node that may end.
 --   ARGV[2]  JSON: the whole graph, or empty. A rule that needs it returns NEED_GRAPH and is called
 --            again with it: only failures and retries do.
 --
@@ -27,7 +27,7 @@
 local META, NODES, DEPS, OUT, ENDS, EVENTS, HELD, MAPS =
   KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local UNIT = 100000
-local PLACES = 1048576 -- an item has a place, which is beyond this: see items.lua
+local PLACES = 1048576 -- from here on a number is the place of an item: see items.lua
 local request = cjson.decode(ARGV[1])
 local graph = ARGV[2] ~= '' and cjson.decode(ARGV[2]) or nil
 local allowed = request.allowed or ''
@@ -112,7 +112,8 @@ local NAMES = {W = 'PENDING', Q = 'QUEUED', R = 'RUNNING', C = 'COMPLETED', F = 
 -- ── what a transition decides ──────────────────────────────────────────────────────────────
 
 local now, nonce, out
-local log, ends = {}, {}
+local log = {} -- the events of all decisions
+local ends = {} -- index or place -> {reason, cause, error, whether to write it}
 
 local function changed(i)
   touched[i] = true
@@ -162,7 +163,7 @@ local function repeat_reply()
     local p = node(i).p
     if node(i).n == nonce and (p == 'P' or p == 'E') then add_order(out.dispatch, i) end
     if map.of(i) then
-      for _, place in ipairs(map.out_items(i)) do
+      for _, place in ipairs(map.items_in_flight(i)) do
         if node(place).n == nonce and node(place).p == 'P' then add_order(out.dispatch, place) end
       end
     end
@@ -184,6 +185,8 @@ local function set_end(i, reason, cause, err)
   local kept = end_fields(i)
   ends[i] = {reason or kept[1], cause or kept[2], err or kept[3], true}
 end
+
+local function clear_end(i) ends[i] = {'', -1, '', true} end
 
 -- ── failures that are allowed ──────────────────────────────────────────────────────────────
 
@@ -403,7 +406,7 @@ local function fail_node(i, err, reason, traceback)
     if map.of(other) then
       if bystander.fi == '' then
         map.cancel_waiting_items(other, 'run_failed')
-        if map.of(other).out == 0 then cancel_node(other, 'run_failed') end
+        if map.of(other).in_flight == 0 then cancel_node(other, 'run_failed') end
       end
     else
       if bystander.p == 'P' then run.active = run.active - 1 end

@@ -1,8 +1,8 @@
--- item_rules: the transitions of items, as in core/item_rules.py. Each has the fields that it has for
--- a node; `i` is the place of the item.
+-- item_rules: the transitions of items, as in core/item_rules.py. Their fields are those of the
+-- transitions of nodes; `i` is the place of the item.
 local of_items = {}
 
--- The index of the node, if the item of a transition exists.
+-- The index of the node whose item a transition names, or nil if there is no such item.
 local function found(move)
   local i = owner_of(move.i)
   local m = map.of(i)
@@ -10,13 +10,14 @@ local function found(move)
 end
 
 local function with_token(move)
-  local nd = out_item(move.i)
+  local nd = item_in_flight(move.i)
   if nd ~= nil and same_token(nd, move) then return nd end
 end
 
--- Of an item that has ended the nonce of its start is not kept: epoch and attempt name it.
+-- The record of an item that has ended lacks the nonce of its token: a result with the epoch and the
+-- attempt of the record counts as a repetition.
 local function refuse_item(move)
-  local nd = out_item(move.i)
+  local nd = item_in_flight(move.i)
   local is_same, is_answered, status
   if nd ~= nil then
     local epoch = nd.an == '0' and 0 or nd.e
@@ -41,8 +42,8 @@ local function refuse_item(move)
     .. ',{"reason":"' .. (is_same and 'node is ' .. NAMES[status] or 'stale') .. '"}]')
 end
 
--- The item has an output; it fails if the run may not keep so many bytes.
-local function return_item(i, move, kind)
+-- End an item that has an output; it fails if the run would exceed its limit of bytes.
+local function accept_output(i, move, kind)
   local is_heavy = run.max_bytes ~= nil and run.kept_bytes + #move.output > run.max_bytes
   if needs_graph(i, is_heavy) then return NEED_GRAPH end
   if weigh(move.output) then
@@ -58,14 +59,14 @@ of_items.complete = function(move)
   if i == nil then return end
   local nd = with_token(move)
   if nd == nil or nd.s ~= 'R' then return refuse_item(move) end
-  return return_item(i, move, 'node.completed')
+  return accept_output(i, move, 'node.completed')
 end
 
 of_items.recall = function(move)
   local i = found(move)
   local nd = i ~= nil and with_token(move)
   if not nd or nd.p ~= 'P' then return end
-  return return_item(i, move, 'node.cached')
+  return accept_output(i, move, 'node.cached')
 end
 
 of_items.fail = function(move)
@@ -167,12 +168,12 @@ rules.expand = function(move)
   local m = map.of(move.i)
   if m and m.total ~= move.total then map.forget(move.i) end
   if not m or m.total ~= move.total then
-    m = {total = move.total, next = 0, again = 0, out = 0, running = 0, completed = 0, failed = 0,
+    m = {total = move.total, next = 0, again = 0, in_flight = 0, running = 0, completed = 0, failed = 0,
       cancelled = 0, first = -1, bytes = 0}
     maps[move.i] = m
   end
   m.window, m.tolerated = move.window, move.tolerated
-  nd.p, nd.ta, nd.n = '', 1, '-2'
+  nd.p, nd.ta, nd.n = '', 1, '-2' -- NO_START of core/events.py: no message has this token
   record_change(move.i, 'node.queued', '{"items":' .. string.format('%.0f', m.total) .. '}')
   map.advance(move.i)
 end

@@ -3,17 +3,20 @@
 -- The place of an item is (index of its node + 1) * PLACES + its number. No node has such an index, so
 -- that states, events and orders of items are those of nodes under another number.
 --   KEYS[8]   wf:{id}:maps   hash  index -> the counts of a mapped node whose list is known, see COUNTS;
---                                  place -> state of an item that is out: begun and not ended
---   KEYS[9]   wf:{id}:items  hash  place -> an item that has ended: its record, see `end_item`. Of items
---                                  from `next` on, one that an earlier epoch left behind, which says nothing
---   KEYS[10]  wf:{id}:queue  zset  places, with scores in three ranges: items that wait again after a
---                                  retry, items that are held, items that ended without an output
--- Items are begun in the order of the list, so that all before `next` were begun.
+--                                  place -> state of an item that is in flight: begun and not ended
+--   KEYS[9]   wf:{id}:items  hash  place -> the record of an item that has ended, see `end_item`. The
+--                                  record of an item from `next` on is left from an earlier epoch: ignore it
+--   KEYS[10]  wf:{id}:queue  zset  place -> score, in three ranges: items that wait again after a retry
+--                                  (place), held items (place + HELD_OFFSET), items that ended without an
+--                                  output (place + ENDED_OFFSET)
+-- Items are begun in the order of the list: all before `next` were begun in this epoch or an earlier one.
 local ITEMS, QUEUE = KEYS[9], KEYS[10]
-local HELD_AT, ENDED_AT = 1099511627776, 2199023255552 -- 2^40, 2^41: behind every place
-local COUNTS = {'total', 'window', 'tolerated', 'next', 'again', 'out', 'running', 'completed', 'failed',
+local HELD_OFFSET, ENDED_OFFSET = 1099511627776, 2199023255552 -- 2^40, 2^41: beyond every place
+local COUNTS = {'total', 'window', 'tolerated', 'next', 'again', 'in_flight', 'running', 'completed', 'failed',
   'cancelled', 'first', 'bytes'}
-local maps, records, all_are_read = {}, {}, false
+local maps = {} -- index -> counts, or false; read at first use
+local records = {} -- place -> record to write; false deletes it
+local all_are_read = false -- whether `nodes` has each item in flight
 map.forgotten = {} -- the indexes of mapped nodes that begin anew
 
 local function place_of(i, item) return (i + 1) * PLACES + item end
@@ -48,8 +51,8 @@ map.text_of = function(m)
   return table.concat(values, '|')
 end
 
--- The state of an item that is out, or nothing.
-local function out_item(place)
+-- The state of an item in flight, else nil.
+local function item_in_flight(place)
   if nodes[place] == nil then
     local text = call('HGET', MAPS, place)
     if not text then return nil end
@@ -59,8 +62,8 @@ local function out_item(place)
   return nodes[place]
 end
 
--- The places of a node's items that are out, in order.
-map.out_items = function(i)
+-- The places of a node's items in flight, in order.
+map.items_in_flight = function(i)
   if not all_are_read then
     all_are_read = true
     local kept = call('HGETALL', MAPS)
@@ -77,22 +80,24 @@ map.out_items = function(i)
   return found
 end
 
-local function range(i, at)
-  return string.format('%.0f', place_of(i, 0) + at), string.format('%.0f', place_of(i + 1, 0) - 1 + at)
+-- The first and the last score that the items of a node may have in QUEUE.
+local function range(i, offset)
+  local first, last = place_of(i, 0) + offset, place_of(i + 1, 0) - 1 + offset
+  return string.format('%.0f', first), string.format('%.0f', last)
 end
 
-local function enqueue(place, at)
-  call('ZADD', QUEUE, string.format('%.0f', place + at), place)
+local function enqueue(place, offset)
+  call('ZADD', QUEUE, string.format('%.0f', place + offset), place)
 end
 
--- Why no item of the node may be started any more, or nothing.
+-- Why no further item of the node may start; nil while items may.
 local function why_stopped(i)
   local m = map.of(i)
   if m.failed > m.tolerated then return 'too_many_failures' end
   if run.status ~= 'RUNNING' then return 'run_failed' end
 end
 
--- Whether a rule that ends an item, maybe as failed, needs the graph: its node may fail.
+-- Whether the whole graph is needed to end an item, maybe as failed: its node may fail with it.
 local function needs_graph(i, may_fail)
   local m = map.of(i)
   return graph == nil and run.status == 'RUNNING' and m.failed + (may_fail and 1 or 0) > m.tolerated
@@ -107,7 +112,7 @@ local function publish_item(i, place)
     return
   end
   nd.p = 'H'
-  enqueue(place, HELD_AT)
+  enqueue(place, HELD_OFFSET)
   if node(i).p ~= 'H' then
     node(i).p = 'H'
     touched[i] = true
@@ -119,7 +124,7 @@ end
 -- It is the turn of a held mapped node: its first items take the free slots of the run.
 map.publish_held_items = function(i)
   node(i).p = ''
-  local first, last = range(i, HELD_AT)
+  local first, last = range(i, HELD_OFFSET)
   while true do
     local place = tonumber(call('ZRANGEBYSCORE', QUEUE, first, last, 'LIMIT', 0, 1)[1])
     if place == nil then return end
@@ -152,7 +157,7 @@ local function end_item(i, place, status, kind, data, output)
   local nd, m = node(place), map.of(i)
   if nd.s == 'R' then m.running = m.running - 1 end
   if nd.s == 'R' or nd.p == 'P' then run.active = run.active - 1 end
-  m.out = m.out - 1
+  m.in_flight = m.in_flight - 1
   local kept = end_fields(place)
   if status == 'C' then
     m.completed = m.completed + 1
@@ -162,7 +167,7 @@ local function end_item(i, place, status, kind, data, output)
   else
     records[place] = status .. '|' .. nd.e .. '|' .. nd.a .. '|' .. nd.w .. '|' .. nd.st .. '|' .. now
       .. '|' .. kept[1] .. '|' .. kept[3]
-    enqueue(place, ENDED_AT)
+    enqueue(place, ENDED_OFFSET)
     if status == 'F' then
       m.failed = m.failed + 1
       if m.first < 0 or number_of(place) < m.first then m.first = number_of(place) end
@@ -170,7 +175,7 @@ local function end_item(i, place, status, kind, data, output)
       m.cancelled = m.cancelled + 1
     end
   end
-  ends[place] = {'', -1, '', true}
+  clear_end(place)
   nd.s, nd.fi, nd.gone = status, now, true
   record_change(place, kind, data)
 end
@@ -187,9 +192,9 @@ map.cancel_item = function(i, place, reason)
   end_item(i, place, 'X', 'node.cancelled', '{"reason":"' .. reason .. '"}')
 end
 
--- Cancel the items that are out and do not run.
+-- Cancel the items that are in flight and do not run.
 map.cancel_waiting_items = function(i, reason)
-  for _, place in ipairs(map.out_items(i)) do
+  for _, place in ipairs(map.items_in_flight(i)) do
     if node(place).s ~= 'R' then map.cancel_item(i, place, reason) end
   end
   if node(i).p == 'H' then
@@ -211,13 +216,13 @@ local function map_error(i)
   return cjson.encode(own)
 end
 
--- The children of a mapped node: the call has them of every mapped node that it may end.
-local function kids_of(i)
+-- The children of a mapped node. The request has them for each mapped node that it may end.
+local function children_of(i)
   if graph ~= nil then return children_in_graph(i) end
-  return request.kids[tostring(i)]
+  return request.children[tostring(i)]
 end
 
--- No item is out and none may be begun: the node ends, once.
+-- No item is in flight and none may be begun: the node ends, once.
 local function end_map(i, stopped)
   local m = map.of(i)
   if stopped == 'too_many_failures' then
@@ -225,14 +230,14 @@ local function end_map(i, stopped)
   elseif m.completed + m.failed == m.total then
     finish(i, 'C')
     record_change(i, 'node.completed')
-    complete_children(kids_of(i))
+    complete_children(children_of(i))
   else
     cancel_node(i, 'run_failed')
     fill_slots_and_finish()
   end
 end
 
--- The next item that was not begun, which is begun now.
+-- Begin the next waiting item; returns its place, or nil.
 local function begin_next(i)
   local m, place = map.of(i), nil
   if m.again > 0 then
@@ -246,7 +251,7 @@ local function begin_next(i)
   else
     return nil
   end
-  m.out = m.out + 1
+  m.in_flight = m.in_flight + 1
   nodes[place] = fresh(node(i).e)
   return place
 end
@@ -257,13 +262,13 @@ map.advance = function(i)
   if stopped ~= nil then
     map.cancel_waiting_items(i, stopped)
   else
-    while m.out < m.window do
+    while m.in_flight < m.window do
       local place = begin_next(i)
       if place == nil then break end
       queue_item(i, place)
     end
   end
-  if m.out > 0 then
+  if m.in_flight > 0 then
     fill_slots_and_finish()
   else
     end_map(i, stopped)
@@ -293,7 +298,7 @@ end
 -- A retry: items that neither completed nor run wait again.
 map.reopen = function(i)
   local m = map.of(i)
-  local first, last = range(i, ENDED_AT)
+  local first, last = range(i, ENDED_OFFSET)
   for _, member in ipairs(call('ZRANGEBYSCORE', QUEUE, first, last)) do
     local place = tonumber(member)
     enqueue(place, 0)
@@ -306,25 +311,27 @@ end
 -- The items of a node that begins anew are forgotten.
 map.forget = function(i)
   local m = map.of(i)
-  for _, place in ipairs(map.out_items(i)) do
+  for _, place in ipairs(map.items_in_flight(i)) do
     nodes[place].gone = true
     touched[place] = true
-    ends[place] = {'', -1, '', true}
+    clear_end(place)
   end
-  -- Records that stay behind are not looked at: no item from `next` on has one. One that ends again
-  -- replaces its old record.
+  -- Its records in Redis may stay: `next` will be 0, and an item that ends again replaces its record.
   for place in pairs(records) do
     if owner_of(place) == i then records[place] = nil end
   end
-  if string.find(mapped, '1.*1') == nil then call('UNLINK', ITEMS) end
-  for _, at in ipairs({0, HELD_AT, ENDED_AT}) do call('ZREMRANGEBYSCORE', QUEUE, range(i, at)) end
+  local is_only_map = string.find(mapped, '1.*1') == nil
+  if is_only_map then call('UNLINK', ITEMS) end
+  for _, offset in ipairs({0, HELD_OFFSET, ENDED_OFFSET}) do
+    call('ZREMRANGEBYSCORE', QUEUE, range(i, offset))
+  end
   maps[i], map.forgotten[i] = false, true
 end
 
--- Stop orders for a node, or for its items, that run.
+-- Stop orders for a node or its items, as far as they run.
 map.stop = function(i)
   if map.of(i) then
-    for _, place in ipairs(map.out_items(i)) do
+    for _, place in ipairs(map.items_in_flight(i)) do
       if node(place).s == 'R' then add_order(out.stop, place) end
     end
   elseif node(i).s == 'R' then

@@ -62,7 +62,7 @@ rules.retry = function(move)
         run.kept_bytes = run.kept_bytes - call('HSTRLEN', OUT, i)
       end
       call('HDEL', OUT, i)
-      ends[i] = {'', -1, '', true}
+      clear_end(i)
     elseif map.of(i) and node(i).s == 'R' then
       node(i).e = run.epoch
       touched[i] = true

@@ -13,7 +13,7 @@ rules.take_over = function(move)
       changed(i)
     end
     if map.of(i) and behind > 0 then
-      for _, place in ipairs(map.out_items(i)) do
+      for _, place in ipairs(map.items_in_flight(i)) do
         local item = node(place)
         if item.u ~= '' then
           item.u = string.format('%.17g', tonumber(item.u) - behind)
@@ -24,7 +24,7 @@ rules.take_over = function(move)
   end
   for i = 0, run.size - 1 do
     if map.of(i) then
-      for _, place in ipairs(map.out_items(i)) do
+      for _, place in ipairs(map.items_in_flight(i)) do
         if node(place).s == 'R' then
           map.lose_item(i, place, move.max_crashes, graph.once[i + 1] == 1)
           map.advance(i)
@@ -47,7 +47,7 @@ rules.take_over = function(move)
       changed(i)
       out.wake[#out.wake + 1] = {nd.u, i, nd.e, nd.ta, nd.n}
     elseif map.of(i) then
-      for _, place in ipairs(map.out_items(i)) do
+      for _, place in ipairs(map.items_in_flight(i)) do
         local item = node(place)
         changed(place)
         if item.p == 'P' then
