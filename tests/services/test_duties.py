@@ -27,7 +27,7 @@ from dovetail.wiring.distributed import commanding, orchestrate, working
 
 from ..servers.redis_server import RedisServer
 
-SECONDS = 10.0
+SECONDS = 20.0
 FLOW = {"name": "f", "nodes": [{"id": "a", "handler": "input"}]}
 
 
@@ -213,7 +213,7 @@ async def test_a_live_worker_is_not_lost_if_redis_was_down_for_longer_than_a_lea
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(orchestrator, "REAP_SECONDS", 0.05)  # sooner than anybody renews
-    lease = 1.0
+    lease = 2.0  # so that a worker beside other tests renews it in time
     flow = {
         "name": "long",
         "nodes": [{"id": "a", "handler": "sleep", "config": {"seconds": 4 * lease}}],
@@ -246,13 +246,13 @@ async def test_a_live_worker_is_not_lost_if_the_orchestrators_were_down_too(
     monkeypatch.setattr(RedisLeases, "renew", slowly)
     monkeypatch.setattr(orchestrator, "REAP_SECONDS", 0.05)
     with RedisServer() as server:
-        settings = Settings(redis_url=server.url, lease_seconds=1.0)
+        settings = Settings(redis_url=server.url, lease_seconds=2.0)
         async with (
             commanding(settings) as commands,
             working(settings, builtin_registry(settings)),
             asyncio.timeout(SECONDS),
         ):
-            config = {"seconds": 4.0}
+            config = {"seconds": 8.0}
             flow = {"name": "long", "nodes": [{"id": "a", "handler": "sleep", "config": config}]}
             async with beside(settings):
                 made = await commands.trigger(flow)
@@ -260,7 +260,7 @@ async def test_a_live_worker_is_not_lost_if_the_orchestrators_were_down_too(
                     await asyncio.sleep(0.01)
                 await asyncio.sleep(1.2)  # it is in the log of Redis by now
             server.kill()
-            await asyncio.sleep(1.5)
+            await asyncio.sleep(3.0)
             server.start()
             async with beside(settings):
                 run = await commands.store.wait(made.run_id)

@@ -364,6 +364,17 @@ def test_selected_runs_are_retried_together_and_each_outcome_is_shown(
     expect(page.get_by_text("0 of 1 cancelled")).to_be_visible()
 
 
+def test_no_run_stays_selected_when_the_filters_change(server: Server, open_page: OpenPage) -> None:
+    run_id, _ = failing(server)
+    page = open_page(f"{server.url}/#/runs?q={run_id}")
+    page.get_by_label(f"Select run {run_id}").check()
+    selected = page.get_by_role("group", name="Selected runs")
+    expect(selected).to_be_visible()
+    page.get_by_role("button", name="completed").click()
+    expect(page.get_by_text("No run matches.")).to_be_visible()
+    expect(selected).to_have_count(0)
+
+
 def test_new_runs_and_counts_come_into_an_open_list_without_a_reload(
     server: Server, open_page: OpenPage
 ) -> None:

@@ -323,6 +323,8 @@ function RunList({ query }) {
   const { items, cursor, error, busy, older, refresh } = useRuns(query);
   const counted = useCounts(query.workflow);
   const [chosen, check, setChosen] = useChosen();
+  // Other filters hide runs: what no longer shows is neither retried nor cancelled.
+  useEffect(() => setChosen(new Set()), [query.status, query.workflow, query.q, query.time, query.after, query.before]);
   const narrow = useNarrow();
   const filtered = query.status || query.workflow || query.q || query.time || query.after || query.before;
   const going = counted ? counted.counts.RUNNING + counted.counts.PENDING : 0;
