@@ -483,6 +483,14 @@ def test_what_is_picked_from_a_long_list_costs_its_own_size(picking: str) -> Non
         parsed("{{ params.big|map(attribute='pad') }}").render(scope, 1 << 20)
 
 
+def test_the_longest_output_of_a_mapped_node_is_chosen_from_picked_from_and_added_up() -> None:
+    """Without the places of items that failed."""
+    outputs = [{"n": n, "of": "text"} if n % 20 else None for n in range(100_000)]
+    scope = Values(params={"each": outputs})
+    added = parsed("{{ params.each | select | map(attribute='n') | sum }}").render(scope, 1 << 20)
+    assert added == sum(n for n in range(100_000) if n % 20)
+
+
 def test_a_value_that_is_not_json_is_an_error_of_the_template() -> None:
     scope = Values(params={"x": [2**70], "y": object()})
     with pytest.raises(TemplateError, match="not JSON"):

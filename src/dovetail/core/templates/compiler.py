@@ -337,11 +337,10 @@ class Compiler:
 
     def _item_test(
         self, node: nodes.Filter, written: list[nodes.Expr], depth: int
-    ) -> Callable[[Frame], ItemTest]:
-        """The test that `select` and the like were given; without one it is whether a value is
-        true."""
+    ) -> Callable[[Frame], ItemTest | None]:
+        """The test that `select` and the like were given; None if they choose what is true."""
         if not written:
-            return _constantly(ItemTest(lambda _, value: bool(value)))
+            return _constantly(None)
         first, *operands = written
         name = first.value if isinstance(first, nodes.Const) else None
         if not isinstance(name, str):

@@ -378,14 +378,17 @@ def _map(frame: Frame, value: Any, attribute: Any, default: Any) -> list[Any]:
 def _choosing(keep: bool, takes: tuple[tuple[str, Any], ...] = ()) -> Filter:
     """`select` and `reject`, by the item itself or by an attribute of it."""
 
-    def apply(frame: Frame, value: Any, test: ItemTest, attribute: Any = None) -> list[Any]:
+    def apply(frame: Frame, value: Any, test: ItemTest | None, attribute: Any = None) -> list[Any]:
         steps = _steps(attribute)
-        whole = _each(frame, value, 6 + len(steps))
+        whole = _each(frame, value, (2 if test is None else 6) + len(steps))
         picked = [_pick(item, steps) for item in whole] if steps else whole
-        if steps and not test.takes_absent:
+        if steps and not (test is not None and test.takes_absent):
             _complete(picked, whole, "; the test 'defined' chooses the items that have it")
+        pairs = zip(whole, picked, strict=True)
+        if test is None:  # whether it is true costs no call of a function
+            return [item for item, found in pairs if bool(found) is keep]
         chosen: list[Any] = []
-        for item, found in zip(whole, picked, strict=True):
+        for item, found in pairs:
             if isinstance(found, CONTAINERS):
                 frame.work(4 * ITEM)  # a comparison measures it, however small it is
             if bool(test.holds(frame, found)) is keep:
