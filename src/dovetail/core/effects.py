@@ -187,6 +187,13 @@ def overweight(
     return out
 
 
+def start(node: NodeState, worker: str, lease_until: float, now: float) -> None:
+    """A worker runs the node, or the item, from now on."""
+    node.status, node.phase, node.until = RUNNING, None, None
+    node.attempt = node.token.attempt
+    node.worker, node.lease_until, node.started_at = worker, lease_until, now
+
+
 def release_lease(node: NodeState) -> None:
     """No worker runs the node any more."""
     node.lease_until = None
@@ -478,6 +485,27 @@ def queue_item(
     fence(state, nonce)
     record_item(run, index, item, state, out, now, "node.queued")
     publish_item(run, index, item, state, out)
+
+
+def start_item(
+    run: RunState,
+    index: int,
+    item: int,
+    state: NodeState,
+    lease_until: float,
+    out: Decision,
+    now: float,
+    data: dict[str, Any],
+) -> None:
+    """A worker starts the item, and with the first item its node starts. `data` is the data of the
+    event: it names the worker."""
+    start(state, data["worker"], lease_until, now)
+    map_of(run, index)[1].running += 1
+    record_item(run, index, item, state, out, now, "node.started", data)
+    node = run.nodes[index]
+    if node.status is QUEUED:
+        node.status, node.attempt, node.started_at = RUNNING, 1, now
+        record_change(run, index, out, now, "node.started", {"worker": None})
 
 
 def publish_item(run: RunState, index: int, item: int, state: NodeState, out: Decision) -> None:
