@@ -84,18 +84,11 @@ of_items.fail = function(move)
   if final then
     fail_item(i, move.i, move.error, nil, move.traceback)
   else
-    local m, wait = map.of(i), string.format('%.17g', delay(move, number))
-    set_end(move.i, nil, nil, move.error)
-    record_change(move.i, 'node.retrying', failure_data(move.error, move.traceback) .. ',"delay":'
-      .. wait .. ',"retry":' .. number .. '}')
+    local m = map.of(i)
     run.active = run.active - 1
     m.running = m.running - 1
-    nd.l, nd.w = '', ''
     nd.aa, nd.an = nd.ta, nd.n
-    fence(nd)
-    nd.s, nd.p = 'Q', 'B'
-    nd.u = string.format('%.17g', tonumber(now) + tonumber(wait))
-    out.wake[#out.wake + 1] = {nd.u, move.i, nd.e, nd.ta, nd.n}
+    back_off(move, number)
   end
   map.advance(i)
 end
