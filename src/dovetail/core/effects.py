@@ -6,7 +6,7 @@ Each function changes the run in place and writes into the given `Decision`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -702,15 +702,18 @@ def stop_orders(run: RunState, indices: Iterable[int]) -> list[Stop]:
     return found
 
 
-def count_active(nodes: Iterable[NodeState]) -> int:
-    """The nodes and items that are published or RUNNING."""
-    active = 0
+def startable(nodes: Iterable[NodeState]) -> Iterator[NodeState]:
+    """The nodes that a worker may start, and of mapped nodes the items in flight instead."""
     for node in nodes:
         if node.items is None:
-            active += node.status is RUNNING or node.phase is PUBLISHED
+            yield node
         else:
-            active += count_active(node.items.in_flight.values())
-    return active
+            yield from node.items.in_flight.values()
+
+
+def count_active(nodes: Iterable[NodeState]) -> int:
+    """The nodes and items that are published or RUNNING."""
+    return sum(one.status is RUNNING or one.phase is PUBLISHED for one in startable(nodes))
 
 
 def finish(run: RunState, node: NodeState, status: NodeStatus, now: float) -> None:

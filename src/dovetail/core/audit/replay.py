@@ -26,6 +26,7 @@ from dovetail.core.effects import (
     count_parents,
     open_map,
     recount_held,
+    startable,
 )
 from dovetail.core.events import RUN_ENDS, Event, Token
 from dovetail.core.items import MapState
@@ -290,11 +291,9 @@ def _before(run: RunState, entry: JournalEntry) -> None:
         index, lease = entry.extra
         _at(run, index).lease_until = math.inf if lease is None else _number(lease)
     elif entry.kind == "take_over" and _number(entry.extra[1]) > 0:
-        for node in run.nodes:
-            items = () if node.items is None else node.items.in_flight.values()
-            for one in (node, *items):
-                if one.until is not None:
-                    one.until -= entry.extra[1]
+        for one in startable(run.nodes):
+            if one.until is not None:
+                one.until -= entry.extra[1]
 
 
 # ── what happened to the run ─────────────────────────────────────────────────────────────
