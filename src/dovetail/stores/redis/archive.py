@@ -38,12 +38,12 @@ from dovetail.stores.redis.codec import (
     all_keys_of,
     joined_record,
     keys_of,
-    maps_of,
     new_nonce,
     node_status,
     pairs,
     parsed_counts,
     places_in,
+    recounted_maps,
     source,
     split_record,
     take_counts,
@@ -53,7 +53,7 @@ from dovetail.stores.redis.codec import (
 from dovetail.stores.redis.definitions import definition, stored_graph
 from dovetail.stores.redis.logs import RedisLogs, log_keys_of
 from dovetail.stores.redis.packed import packed_event, unpacked_event
-from dovetail.stores.redis.scope import RedisOutputs, there
+from dovetail.stores.redis.scope import RedisOutputs, outputs_by_place
 from dovetail.stores.redis.staging import STAGED_SECONDS, write_run
 from dovetail.stores.redis.timers import ACTIVE
 
@@ -246,7 +246,7 @@ class RedisSnapshots:
         for run_id, part in parts.items():
             places = wanted[run_id]
             one = snapshots[run_id]
-            one = replace(one, outputs={**one.outputs, **there(places, part.outputs)})
+            one = replace(one, outputs={**one.outputs, **outputs_by_place(places, part.outputs)})
             if part.epoch != _epoch(one):
                 continue
             if rest := places[len(part.outputs) :]:
@@ -305,7 +305,7 @@ class RedisSnapshots:
         outputs = {**snapshot.outputs, **more}
         for place in wanted:
             if place not in outputs and graph.nodes[place].for_each is not None:
-                text = await self._outputs.of_map(snapshot.run_id, place)
+                text = await self._outputs.mapped_output(snapshot.run_id, place)
                 is_done = snapshot.nodes.get(place, "C").startswith("C")
                 outputs[place] = text if text is not None and is_done else JSON_NULL
         if graph.output_node is not None:
@@ -486,7 +486,7 @@ def _parts(snapshot: RunSnapshot, graph: Graph, lease_until: float, now: float) 
     meta: dict[str, Any] = {**snapshot.meta, "generation": snapshot.generation}
     meta.pop("active", None)
     counts = parsed_counts(meta.pop(MAPS, "{}"))
-    maps, queue = maps_of(counts, nodes, records)
+    maps, queue = recounted_maps(counts, nodes, records)
     for index, fields in nodes.items():  # started with one of its items, just now
         if index in counts and fields[STATE] == "Q" and counts[index].running < maps[index].running:
             started.append(_map_started(index, fields, now))

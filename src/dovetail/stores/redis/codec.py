@@ -122,8 +122,8 @@ HELD_OFFSET, ENDED_OFFSET = 1 << 40, 1 << 41
 retry, the first if it is held, the second if it ended without an output. No place is so large."""
 UNIT = 100_000
 """How `deps` counts: so much for a settled parent, one more for a completed one."""
-PENDING = 6
-"""Where a decision of the scripts says which nodes are left pending."""
+LEFT_PENDING = 6
+"""The position, in a decision of the scripts, of the nodes that it leaves pending."""
 COUNTS = b"counts"
 """Beside the states of the nodes: see effects.lua."""
 
@@ -289,12 +289,12 @@ class GraphShape:
         return self._whole
 
 
-# ── there ────────────────────────────────────────────────────────────────────────────────
+# ── transitions for the scripts ──────────────────────────────────────────────────────────
 
 
 @lru_cache(64)
 def time_text(seconds: float) -> str:
-    """What is moved together is moved at one time, so it is written many times over."""
+    """Cached, because transitions that are applied together have the same time."""
     return "1e999" if seconds == math.inf else repr(float(seconds))
 
 
@@ -391,7 +391,7 @@ _MAKERS: dict[type, Callable[[Any, GraphShape, int], Fields]] = {
 }
 
 
-# ── and back ─────────────────────────────────────────────────────────────────────────────
+# ── decisions and runs from their replies ────────────────────────────────────────────────
 
 
 def decode_decision(
@@ -625,7 +625,7 @@ class StoredMaps(NamedTuple):
 
 
 def places_in(events: Iterable[bytes]) -> set[int]:
-    """The places of the items that these events, as Redis keeps them, are about."""
+    """The places of the items that these events, unpacked, are about."""
     found = (orjson.loads(text)[3] for text in events)
     return {place for place in found if place is not None and place >= PLACES}
 
@@ -651,7 +651,7 @@ def _queue(maps: Mapping[int, MapCounts], texts: Mapping[int, bytes]) -> dict[in
     return found
 
 
-def maps_of(
+def recounted_maps(
     counts: Mapping[int, MapCounts],
     nodes: Mapping[int, Sequence[str]],
     records: Mapping[int, bytes],
@@ -806,8 +806,9 @@ def _end(node: NodeState, ending: bytes, graph: Graph) -> None:
     node.error = orjson.loads(error) if error else None
 
 
-def held_of(states: Sequence[bytes]) -> list[tuple[int, Token, float]]:
-    """Of the hash of a run's nodes, as Redis answers it: what runs, and until when it is held."""
+def leases_of(states: Sequence[bytes]) -> list[tuple[int, Token, float]]:
+    """The nodes or items in a hash of states that run: their places, their tokens, and the ends of
+    their leases."""
     found = []
     for place, state in zip(states[::2], states[1::2], strict=True):
         if state.startswith(b"R|") and place.isdigit():  # no mapped node: that has no lease

@@ -473,7 +473,7 @@ class RedisRecords(BaseRecords):
         state = await self._redis.call("HGET", keys_of(run_id)[1], index)
         if state is None or not state.startswith(b"C"):
             return None
-        return await self._outputs.of_map(run_id, index)
+        return await self._outputs.mapped_output(run_id, index)
 
     async def _graph(self, digest: bytes, retries: bytes) -> Graph:
         graph = await stored_graph(self._redis, self._definitions, digest.decode(), retries)
@@ -527,7 +527,7 @@ class RedisRecords(BaseRecords):
     # ── what is asked for, and made afterwards ───────────────────────────────────────────
 
     async def accept(self, submit: Submit, now: float) -> Submit:
-        """See `Acceptance.accept`: to be made is what it returns, under the id it has there."""
+        """See `RedisAcceptedRuns.accept`. The caller makes the run that it returns."""
         return await self._acceptance.accept(submit, now)
 
     async def made(self, submit: Submit) -> None:

@@ -171,7 +171,7 @@ class RedisOutputs:
 
     async def first(self, wanted: Mapping[str, Sequence[int]], most: int) -> dict[str, OutputPart]:
         """By run, as many of the wanted ones as have together so many bytes; maybe none."""
-        asked = [self._asking(run_id, places, most, 0) for run_id, places in wanted.items()]
+        asked = [self.read_command(run_id, places, most, 0) for run_id, places in wanted.items()]
         answers = await self._redis.call_many(asked)
         return {run_id: OutputPart(*part) for run_id, part in zip(wanted, answers, strict=True)}
 
@@ -183,25 +183,27 @@ class RedisOutputs:
         found: dict[int, bytes] = {}
         while places:
             (answer,) = await self._redis.call_many(
-                [self._asking(run_id, places, OUTPUT_PART_BYTES, 1, key)]
+                [self.read_command(run_id, places, OUTPUT_PART_BYTES, 1, key)]
             )
             part = OutputPart(*answer)
             if part.epoch != epoch:
                 return None
-            found |= there(places, part.outputs)
+            found |= outputs_by_place(places, part.outputs)
             places = places[len(part.outputs) :]
         return found
 
-    def _asking(
+    def read_command(
         self, run_id: str, places: Sequence[int], most: int, least: int, key: str = "out"
     ) -> Command:
+        """Reads as many of the first of these as have at most `most` bytes together, and in any
+        case `least` of them. The reply is an `OutputPart`."""
         own = f"wf:{{{run_id}}}:"
         args: list[Argument] = [most, least, *places[:MAX_OUTPUTS_PER_CALL]]
         return self._redis.script_command(
             source("within", "outputs"), (own + "meta", own + key), args
         )
 
-    async def of_map(self, run_id: str, index: int) -> bytes | None:
+    async def mapped_output(self, run_id: str, index: int) -> bytes | None:
         """The output of a mapped node, a list with the outputs of its items. None if the run does
         not have them any more."""
         own = f"wf:{{{run_id}}}:"
@@ -217,8 +219,8 @@ class RedisOutputs:
         return b"[%b]" % b",".join(output_in(records.get(place)) for place in places)
 
 
-def there(places: Sequence[int], outputs: Sequence[bytes | None]) -> dict[int, bytes]:
-    """Outputs by place, of the first of these places."""
+def outputs_by_place(places: Sequence[int], outputs: Sequence[bytes | None]) -> dict[int, bytes]:
+    """The outputs that exist. They are of the first of these places."""
     pairs = zip(places, outputs, strict=False)
     return {place: output for place, output in pairs if output is not None}
 
@@ -353,13 +355,9 @@ class RedisScopes:
 
     def _reading(self, run_id: str, places: Sequence[int], most: int) -> Command:
         """Asks for the outputs of these; if they are many, for as many as fit into `most`."""
-        own = f"wf:{{{run_id}}}:"
         if len(places) <= PLAIN_READ_OUTPUTS:
-            return ("HMGET", own + "out", *places)
-        args = [most, 0, *places[:MAX_OUTPUTS_PER_CALL]]
-        return self._redis.script_command(
-            source("within", "outputs"), (own + "meta", own + "out"), args
-        )
+            return ("HMGET", f"wf:{{{run_id}}}:out", *places)
+        return self._outputs.read_command(run_id, places, most, 0)
 
     async def only(self, run: RunState, names: Iterable[str]) -> RedisTemplateScope:
         """With these nodes alone, in parts. Raises `TooLarge` if a node may not read so much."""
@@ -397,9 +395,9 @@ class RedisScopes:
                     found[name] = MapCounts.parse(counts).output_size
         return found
 
-    async def of_map(self, run: RunState, index: int) -> bytes:
+    async def mapped_output(self, run: RunState, index: int) -> bytes:
         """The output of a completed mapped node. Raises `StoreError` if it is gone."""
-        found = await self._outputs.of_map(run.id, index)
+        found = await self._outputs.mapped_output(run.id, index)
         if found is None:
             name = run.graph.nodes[index].id
             raise StoreError(f"run {run.id}: the items of '{name}' are not there any more")
@@ -419,7 +417,7 @@ class RedisScopes:
     async def _add(
         self, missing: Sequence[tuple[RedisTemplateScope, list[int]]], answers: Sequence[Any]
     ) -> None:
-        """Add nodes to scenes, from what was answered when their outputs were asked for."""
+        """Add nodes to scopes, from the replies to the commands that read their outputs."""
         doubtful: list[tuple[RedisTemplateScope, list[int]]] = []
         for (scope, places), answer in zip(missing, answers, strict=True):
             if len(answer) < len(places):  # as many as fitted
@@ -452,7 +450,7 @@ class RedisScopes:
                 if node.status is NodeStatus.COMPLETED:
                     output = node.output
                     if stored is None and shape.is_mapped(place):
-                        output = orjson.loads(await self.of_map(scope.run, place))
+                        output = orjson.loads(await self.mapped_output(scope.run, place))
                 scope.add(place, node.status, output, node.error)
 
 

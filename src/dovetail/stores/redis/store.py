@@ -66,7 +66,7 @@ from dovetail.engine.supervisor import bisect_failures, describe_error
 from dovetail.redis_client.pipelined import Argument, Command, PipelinedRedis
 from dovetail.stores.records import no_run
 from dovetail.stores.redis.codec import (
-    PENDING,
+    LEFT_PENDING,
     SEPARATOR,
     WIDE,
     Fields,
@@ -124,7 +124,7 @@ from dovetail.stores.redis.scope import (
     RedisTemplateScope,
     RunHeader,
     RunHeaderCache,
-    there,
+    outputs_by_place,
 )
 from dovetail.stores.redis.staging import fork_parts, write_run
 from dovetail.stores.redis.timers import ACTIVE
@@ -519,7 +519,7 @@ class RedisStore:
                 decisions.append(decode_decision(answer, header.run, seq, usual=self._events))
                 seq += len(answer[1])
             if why == b"pending":
-                cause, ready = todo[len(answers) - 1], answers[-1][PENDING]
+                cause, ready = todo[len(answers) - 1], answers[-1][LEFT_PENDING]
                 decisions[-1] = joined(decisions[-1], await self._settle(header, cause, ready))
                 if cause["kind"] == "take_over":  # it stopped there; its last orders are all orders
                     (rest,) = await self._step(run_id, header, [{**cause, "behind": "0.0"}])
@@ -550,7 +550,7 @@ class RedisStore:
             request = {"kind": "settle", "now": cause["now"], "nonce": cause["nonce"]}
             request |= results.fields
             _, _, seq, (answer,) = await self._call(header, [request], results.graph)
-            decision, ready = decode_decision(answer, header.run, seq), answer[PENDING]
+            decision, ready = decode_decision(answer, header.run, seq), answer[LEFT_PENDING]
             whole = joined(whole, decision)
             if decision and not ready:
                 break
@@ -640,7 +640,7 @@ class RedisStore:
             for place in of_nodes:
                 if place in found or not shape.is_mapped(place):
                     continue
-                if (text := await self._outputs.of_map(run.id, place)) is not None:
+                if (text := await self._outputs.mapped_output(run.id, place)) is not None:
                     found[place] = text
         if found is None or any(place not in found for place in places):
             raise StoreError(f"run {run.id}: its outputs are not those of epoch {run.epoch} now")
@@ -703,7 +703,7 @@ class RedisStore:
         known = header.run
         run = RunState(run_id, known.graph, known.params, known.created_at, known.version)
         fields |= take_counts(states)
-        run_of(run, fields, states, counts, there(places, small) | rest, endings, seq)
+        run_of(run, fields, states, counts, outputs_by_place(places, small) | rest, endings, seq)
         if stored is not None:
             add_maps(run, stored, endings, records or {})
             if outputs and room is not None:
@@ -832,7 +832,7 @@ class RedisStore:
         if shape.mapped:
             for at, place in enumerate(places):
                 if found[at] is None and shape.is_mapped(place):
-                    found[at] = await self._scopes.of_map(run, place)
+                    found[at] = await self._scopes.mapped_output(run, place)
         if gone := [name for name, text in zip(names, found, strict=True) if text is None]:
             raise StoreError(
                 f"run {run.id}: the output of '{gone[0]}' is not there any more; the run was "

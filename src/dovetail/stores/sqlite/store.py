@@ -962,7 +962,7 @@ class SqliteStore:
         stop: Callable[[Any], bool] | None = None,
         **conditions: Any,
     ) -> list[Any]:
-        """What a statement of sqlite.sql finds; a condition is a column and its value.
+        """What a statement of queries.sql finds; a condition is a column and its value.
 
         With `stop` no row is read after the first one of which that is true.
         """
