@@ -298,21 +298,21 @@ class RedisSnapshots:
         except LookupError:
             return JSON_NULL  # its definition is gone
         wanted = list(graph.exits) if graph.output_node is None else [graph.output_node]
-        lacking = [place for place in wanted if place not in snapshot.outputs]
+        lacking = [index for index in wanted if index not in snapshot.outputs]
         more = await self._outputs.all(snapshot.run_id, lacking, _epoch(snapshot))
         if more is None:
             return None
         outputs = {**snapshot.outputs, **more}
-        for place in wanted:
-            if place not in outputs and graph.nodes[place].for_each is not None:
-                text = await self._outputs.mapped_output(snapshot.run_id, place)
-                is_done = snapshot.nodes.get(place, "C").startswith("C")
-                outputs[place] = text if text is not None and is_done else JSON_NULL
+        for index in wanted:
+            if index not in outputs and graph.nodes[index].for_each is not None:
+                text = await self._outputs.mapped_output(snapshot.run_id, index)
+                is_done = snapshot.nodes.get(index, "C").startswith("C")
+                outputs[index] = text if text is not None and is_done else JSON_NULL
         if graph.output_node is not None:
             return outputs.get(graph.output_node, JSON_NULL)
         fields = (
-            b'"%s":%s' % (graph.nodes[place].id.encode(), outputs.get(place, JSON_NULL))
-            for place in wanted
+            b'"%s":%s' % (graph.nodes[index].id.encode(), outputs.get(index, JSON_NULL))
+            for index in wanted
         )
         return b"{%s}" % b",".join(fields)
 
@@ -539,11 +539,11 @@ def _counts(nodes: dict[int, list[str]], graph: Graph) -> dict[int, int]:
     # A failed parent of a node that still waits: its failure is allowed.
     worth = {"C": UNIT + 1, "F": UNIT + 1, "S": UNIT}
     counts = {
-        place: sum(worth.get(states[parent], 0) for parent in spec.parents)
-        for place, spec in enumerate(graph.nodes)
-        if states[place] == "W"
+        index: sum(worth.get(states[parent], 0) for parent in spec.parents)
+        for index, spec in enumerate(graph.nodes)
+        if states[index] == "W"
     }
-    return {place: count for place, count in counts.items() if count}
+    return {index: count for index, count in counts.items() if count}
 
 
 def _epoch(snapshot: RunSnapshot) -> bytes:

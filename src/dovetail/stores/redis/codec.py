@@ -782,20 +782,20 @@ def weight_text(kept: int, most: int) -> str:
 
 def nodes_of(
     graph: Graph,
-    places: Iterable[int],
+    indexes: Iterable[int],
     states: Sequence[bytes | None],
     outputs: Sequence[bytes | None],
     ends: Sequence[bytes | None],
 ) -> dict[int, NodeState]:
     """These nodes from what their hashes answered; one that is not there is untouched."""
     found = {}
-    for place, state, output, ending in zip(places, states, outputs, ends, strict=True):
+    for index, state, output, ending in zip(indexes, states, outputs, ends, strict=True):
         node = NodeState(1, 0) if state is None else node_of(state.decode())
         if output is not None:
             node.output = orjson.loads(output)
         if ending is not None:
             _end(node, ending, graph)
-        found[place] = node
+        found[index] = node
     return found
 
 

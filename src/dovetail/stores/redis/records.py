@@ -424,49 +424,49 @@ class RedisRecords(BaseRecords):
     async def _result(self, run_id: str, graph: Graph, most: int | None) -> Any:
         """As `views.result` says it, from the outputs that it needs and no others."""
         single = graph.output_node is not None
-        places = [graph.output_node] if graph.output_node is not None else list(graph.exits)
+        indexes = [graph.output_node] if graph.output_node is not None else list(graph.exits)
         out = keys_of(run_id)[3]
         if most is None:
-            kept = await self._redis.call("HMGET", out, *places)
+            kept = await self._redis.call("HMGET", out, *indexes)
         else:
             # Items first: a list of them may be larger than memory.
-            lists = await self._sizes_of_lists(run_id, graph, places)
+            lists = await self._sizes_of_lists(run_id, graph, indexes)
             room = most - sum(lists.values())
-            small = room >= 0 and (await self._outputs.first({run_id: places}, room))[run_id]
+            small = room >= 0 and (await self._outputs.first({run_id: indexes}, room))[run_id]
             kept = small.outputs if small else []
-            if len(kept) < len(places):
-                sizes = await self._redis.call_many([("HSTRLEN", out, place) for place in places])
+            if len(kept) < len(indexes):
+                sizes = await self._redis.call_many([("HSTRLEN", out, index) for index in indexes])
                 size = sum(
                     lists.get(at) or size or len("null")
-                    for at, size in zip(places, sizes, strict=True)
+                    for at, size in zip(indexes, sizes, strict=True)
                 )
-                names = 0 if single else sum(len(graph.nodes[at].id) + 4 for at in places) + 1
+                names = 0 if single else sum(len(graph.nodes[at].id) + 4 for at in indexes) + 1
                 return OutputReference(size + names, None)
-        for at, place in enumerate(places):
-            if kept[at] is None and graph.nodes[place].for_each is not None:
-                kept[at] = await self._list_of(run_id, place)
+        for at, index in enumerate(indexes):
+            if kept[at] is None and graph.nodes[index].for_each is not None:
+                kept[at] = await self._list_of(run_id, index)
         found = [None if value is None else orjson.loads(value) for value in kept]
         if single:
             return found[0]
-        return {graph.nodes[at].id: value for at, value in zip(places, found, strict=True)}
+        return {graph.nodes[at].id: value for at, value in zip(indexes, found, strict=True)}
 
     async def _sizes_of_lists(
-        self, run_id: str, graph: Graph, places: Sequence[int]
+        self, run_id: str, graph: Graph, indexes: Sequence[int]
     ) -> dict[int, int]:
         """How many bytes the outputs of these mapped nodes have, of those that are completed."""
-        mapped = [place for place in places if graph.nodes[place].for_each is not None]
+        mapped = [index for index in indexes if graph.nodes[index].for_each is not None]
         if not mapped:
             return {}
         nodes, maps = keys_of(run_id)[1], keys_of(run_id)[7]
         asked: list[Command] = [("HMGET", nodes, *mapped), ("HMGET", maps, *mapped)]
         states, texts = await self._redis.call_many(asked)
         counts = {
-            place: MapCounts.parse(text)
-            for place, state, text in zip(mapped, states, texts, strict=True)
+            index: MapCounts.parse(text)
+            for index, state, text in zip(mapped, states, texts, strict=True)
             if text is not None and state is not None and state.startswith(b"C")
         }
         # What a fork reused is kept as one output, like that of any other node.
-        return {place: one.output_size for place, one in counts.items() if not one.is_reused}
+        return {index: one.output_size for index, one in counts.items() if not one.is_reused}
 
     async def _list_of(self, run_id: str, index: int) -> bytes | None:
         """The output of a mapped node, if it is completed."""

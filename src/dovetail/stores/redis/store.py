@@ -782,22 +782,22 @@ class RedisStore:
         return await self._scopes.read(orders)
 
     async def scope_of(self, order: Dispatch) -> RedisTemplateScope:
-        run, place, *_ = order
+        run, index, *_ = order
         nodes = run.graph.nodes
-        if nodes[place].for_each is not None:
+        if nodes[index].for_each is not None:
             needs = self._headers.shape(run.graph).needs_of(order)
             return await self._scopes.only(run, [nodes[need].id for need in needs])
-        scope = await self._scopes.only(run, nodes[place].config.reads)
+        scope = await self._scopes.only(run, nodes[index].config.reads)
         scope.leave_unread(
             parent
-            for parent in nodes[place].parents
-            if nodes[parent].id not in nodes[place].config.reads
+            for parent in nodes[index].parents
+            if nodes[parent].id not in nodes[index].config.reads
         )
         return scope
 
     async def parents_facts(self, order: Dispatch, reads: Container[str]) -> Facts | None:
-        run, place, *_ = order
-        sizes = await self._input_sizes(run, place)
+        run, index, *_ = order
+        sizes = await self._input_sizes(run, index)
         facts = {NAMES: names_digest(sizes)} if NAMES in reads else {}
         read = {name: size for name, size in sizes.items() if INPUT + name in reads}
         if sum(read.values()) > self._scopes.max_input_bytes:
@@ -815,9 +815,9 @@ class RedisStore:
         run = (await self._known(task.run_id)).run
         return await self._input_sizes(run, run.graph.index[split_name(task.node_id)[0]])
 
-    async def _input_sizes(self, run: RunState, place: int) -> dict[str, int]:
+    async def _input_sizes(self, run: RunState, index: int) -> dict[str, int]:
         nodes = run.graph.nodes
-        parents = {nodes[parent].id: parent for parent in nodes[place].parents}
+        parents = {nodes[parent].id: parent for parent in nodes[index].parents}
         sizes = await self._scopes.sizes(run, parents)
         return {name: size for name, size in sizes.items() if size}  # only completed ones have one
 
@@ -826,13 +826,13 @@ class RedisStore:
         return await self._read_outputs((await self._known(task.run_id)).run, names)
 
     async def _read_outputs(self, run: RunState, names: Sequence[str]) -> dict[str, bytes]:
-        places = [run.graph.index[name] for name in names]
-        found = await self._redis.call("HMGET", keys_of(run.id)[3], *places)
+        indexes = [run.graph.index[name] for name in names]
+        found = await self._redis.call("HMGET", keys_of(run.id)[3], *indexes)
         shape = self._headers.shape(run.graph)
         if shape.mapped:
-            for at, place in enumerate(places):
-                if found[at] is None and shape.is_mapped(place):
-                    found[at] = await self._scopes.mapped_output(run, place)
+            for at, index in enumerate(indexes):
+                if found[at] is None and shape.is_mapped(index):
+                    found[at] = await self._scopes.mapped_output(run, index)
         if gone := [name for name, text in zip(names, found, strict=True) if text is None]:
             raise StoreError(
                 f"run {run.id}: the output of '{gone[0]}' is not there any more; the run was "
@@ -1080,16 +1080,16 @@ class RedisLeases:
                 source(*RULES),
                 keys_of(run_id),
                 [
-                    orjson.dumps({"moves": [_renewal(tasks[at], now, until) for at in places]}),
+                    orjson.dumps({"moves": [_renewal(tasks[at], now, until) for at in positions]}),
                     b"",
                 ],
             )
-            for run_id, places in by_run.items()
+            for run_id, positions in by_run.items()
         ]
         if asked:
             answers = await self._redis.call_many(asked)
-            for places, (_, _, _, decisions) in zip(by_run.values(), answers, strict=True):
-                for at, decision in zip(places, decisions, strict=True):
+            for positions, (_, _, _, decisions) in zip(by_run.values(), answers, strict=True):
+                for at, decision in zip(positions, decisions, strict=True):
                     kept[at] = bool(decision[0])
         if unindexed := [at for at, task in enumerate(tasks) if task.place is None]:
             moves = [
