@@ -145,7 +145,7 @@ class RedisArchiveQueue:
 
 
 PIECE_SIZE = 1000
-"""Of the runs on the agenda, in one command."""
+"""Active runs that one command reads."""
 MAX_BATCH_BYTES = 8 << 20
 """Of outputs of several runs; what has more than its share of it is read by itself."""
 MARK_SECONDS = 2 * STAGED_SECONDS
@@ -168,7 +168,7 @@ class RedisSnapshots:
     # ── out of Redis ─────────────────────────────────────────────────────────────────────
 
     async def lengths(self) -> AsyncIterator[dict[str, int]]:
-        """How many events each run on the agenda has, some runs at a time."""
+        """How many events each active run has, some runs at a time."""
         cursor = b"0"
         while True:
             cursor, flat = await self._redis.call("ZSCAN", ACTIVE, cursor, "COUNT", PIECE_SIZE)

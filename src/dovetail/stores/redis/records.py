@@ -330,7 +330,7 @@ class RedisRecords(BaseRecords):
     async def refresh(self, run_ids: Iterable[str]) -> None:
         """List these runs as they are now: they were made, or their status is another.
 
-        To be called before such a run leaves the agenda, where it is found if its caller dies.
+        To be called while such a run is still active: if the caller dies, the run is found there.
         """
         await self._lists.refresh(run_ids)
 

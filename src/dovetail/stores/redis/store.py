@@ -747,16 +747,16 @@ class RedisStore:
     async def ended(self, run_id: str) -> None:
         asking: list[Command] = [
             ("HGET", keys_of(run_id)[0], "finished_at"),
-            ("ZSCORE", ACTIVE, run_id),  # it leaves the agenda when it is listed as what it is
+            ("ZSCORE", ACTIVE, run_id),  # it is active until the lists have its end
         ]
         pauses = iter(LISTED_SECONDS)
         while True:
-            finished_at, on_agenda = await self._redis.call_many(asking)
+            finished_at, active = await self._redis.call_many(asking)
             if finished_at is None:
                 raise no_run(run_id, "Redis")
             if not finished_at:
                 await self._news(run_id)
-            elif on_agenda is None or (pause := next(pauses, None)) is None:
+            elif active is None or (pause := next(pauses, None)) is None:
                 return
             else:
                 await asyncio.sleep(pause)
