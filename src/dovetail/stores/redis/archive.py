@@ -34,23 +34,25 @@ from dovetail.stores.redis.codec import (
     PARTS,
     SEPARATOR,
     UNIT,
-    StoredMaps,
     all_keys_of,
-    joined_record,
     keys_of,
     new_nonce,
     node_status,
     pairs,
-    parsed_counts,
-    places_in,
-    recounted_maps,
     source,
-    split_record,
     take_counts,
     time_text,
     weight_text,
 )
 from dovetail.stores.redis.definitions import definition, stored_graph
+from dovetail.stores.redis.items import (
+    StoredMaps,
+    joined_record,
+    parsed_counts,
+    places_in,
+    recounted_maps,
+    split_record,
+)
 from dovetail.stores.redis.logs import RedisLogs, log_keys_of
 from dovetail.stores.redis.packed import packed_event, unpacked_event
 from dovetail.stores.redis.scope import RedisOutputs, outputs_by_place

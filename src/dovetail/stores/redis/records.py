@@ -63,16 +63,10 @@ from dovetail.stores.records import (
     workflow_item,
 )
 from dovetail.stores.redis.accepted import RedisAcceptedRuns
-from dovetail.stores.redis.codec import (
-    MapCounts,
-    all_keys_of,
-    event_of,
-    keys_of,
-    run_error,
-    source,
-)
+from dovetail.stores.redis.codec import all_keys_of, event_of, keys_of, run_error, source
 from dovetail.stores.redis.definitions import definition, definition_key, stored_graph
 from dovetail.stores.redis.feed import trim_feed
+from dovetail.stores.redis.items import MapCounts
 from dovetail.stores.redis.limits import RedisLimits, change_row, encode_author, open_json
 from dovetail.stores.redis.logs import LogReading, RedisLogs
 from dovetail.stores.redis.run_index import (

@@ -32,9 +32,9 @@ from dovetail.stores.redis.codec import (
     node_of,
     node_text,
     source,
-    split_record,
     time_text,
 )
+from dovetail.stores.redis.items import split_record
 from dovetail.stores.redis.scope import RunHeader
 
 MAX_TRIES = 8

@@ -29,16 +29,9 @@ from dovetail.core.templates import NodeValue, Scope
 from dovetail.core.transitions import Complete, Dispatch, Submit
 from dovetail.redis_client.pipelined import Argument, Command, PipelinedRedis
 from dovetail.stores.records import Definitions
-from dovetail.stores.redis.codec import (
-    UNIT,
-    Fields,
-    GraphShape,
-    MapCounts,
-    nodes_of,
-    output_in,
-    source,
-)
+from dovetail.stores.redis.codec import UNIT, Fields, GraphShape, nodes_of, source
 from dovetail.stores.redis.definitions import definition, definition_key
+from dovetail.stores.redis.items import MapCounts, output_in
 from dovetail.stores.redis.run_index import ORIGIN_FIELDS, RunOrigin, origin
 
 MAX_CACHED_RUNS = 4096

@@ -21,7 +21,6 @@ from dovetail.stores.records import StoredDefinition
 from dovetail.stores.redis.codec import (
     PARTS,
     UNIT,
-    MapCounts,
     end_text,
     event_text,
     failure_of,
@@ -32,6 +31,7 @@ from dovetail.stores.redis.codec import (
     weight_text,
 )
 from dovetail.stores.redis.definitions import definition_key
+from dovetail.stores.redis.items import MapCounts
 
 PIECE_SIZE = 1000
 """Of a hash or a list, in one command."""

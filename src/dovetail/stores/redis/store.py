@@ -41,7 +41,7 @@ from dovetail.core.outputs import (
     parts,
 )
 from dovetail.core.run import Phase, RunState
-from dovetail.core.states import NodeStatus, RunStatus
+from dovetail.core.states import RunStatus
 from dovetail.core.step import begin
 from dovetail.core.transitions import (
     NOTHING,
@@ -70,17 +70,12 @@ from dovetail.stores.redis.codec import (
     SEPARATOR,
     WIDE,
     Fields,
-    MapCounts,
-    StoredMaps,
-    add_ended,
-    add_maps,
     decode_decision,
     encode_transition,
     event_of,
     joined,
     keys_of,
     new_nonce,
-    output_in,
     pairs,
     place_in,
     run_of,
@@ -106,6 +101,14 @@ from dovetail.stores.redis.fast_path import (
     predict_roots,
     submit_args,
     submitted,
+)
+from dovetail.stores.redis.items import (
+    MapCounts,
+    StoredMaps,
+    add_ended,
+    add_maps,
+    output_in,
+    refer_to_large_maps,
 )
 from dovetail.stores.redis.repair import (
     MAX_TRIES,
@@ -860,16 +863,6 @@ class RedisStore:
         if header is None:
             raise no_run(run_id, "Redis")
         return header
-
-
-def refer_to_large_maps(run: RunState, stored: StoredMaps, room: ReadBudget) -> None:
-    """Replace the outputs of completed mapped nodes by references where there is no room for
-    them."""
-    for index, text in stored.maps.items():
-        if index < PLACES and run.nodes[index].status is NodeStatus.COMPLETED:
-            counts = MapCounts.parse(text)
-            if not counts.is_reused and counts.output_size > room.each:
-                run.nodes[index].output = OutputReference(counts.output_size, index)
 
 
 def _is_about(graph: Graph, move: Transition) -> bool:
