@@ -145,21 +145,21 @@ def submit_of(submit: Submit, extra: Any) -> Submit:
 _EXTRAS: dict[type, Callable[[Any, Decision], Any]] = {
     Claim: lambda transition, decision: _lease(transition.lease_until),
     Renew: lambda transition, decision: [
-        _place(transition, decision),
+        _journal_name(transition, decision),
         _lease(transition.lease_until),
     ],
     Submit: _begun,
     Complete: lambda transition, decision: _kept(transition.output, decision),
     Recall: lambda transition, decision: _kept(transition.output, decision),
-    Wake: lambda transition, decision: _place(transition, decision),
+    Wake: lambda transition, decision: _journal_name(transition, decision),
     Reap: lambda transition, decision: transition.max_crashes,
     TakeOver: lambda transition, decision: [transition.max_crashes, transition.behind],
     Retry: lambda transition, decision: _reset(decision),
 }
 
 
-def _place(transition: Renew | Wake, decision: Decision) -> int | str:
-    """The index of the node, or the name of the item, of a transition without an event."""
+def _journal_name(transition: Renew | Wake, decision: Decision) -> int | str:
+    """How the journal names a node, by its index, or an item, by its name, where no event does."""
     return transition.node if transition.node.endswith("]") else decision.changed[0]
 
 
