@@ -14,6 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 from dovetail.core import effects, item_rules, step
+from dovetail.core.item_rules import FoundItem
 from dovetail.core.items import PLACES, MapState
 from dovetail.core.run import Phase, RunState
 from dovetail.core.states import FINISHED, NodeStatus, Reason
@@ -144,16 +145,17 @@ def fail_the_run_anyway(run: RunState, index: int, *more: Any) -> list[int]:
 
 
 def complete_item_whatever_its_token(
-    run: RunState, move: Complete, now: float, nonce: int
+    run: RunState, found: FoundItem, move: Complete, now: float, nonce: int
 ) -> Decision:
-    return item_rules.complete(run, move._replace(token=run.node(move.node).token), now, nonce)
+    return item_rules.complete(run, found, move._replace(token=found.state.token), now, nonce)
 
 
-def complete_item_that_has_ended(run: RunState, move: Complete, now: float, nonce: int) -> Decision:
+def complete_item_that_has_ended(
+    run: RunState, found: FoundItem, move: Complete, now: float, nonce: int
+) -> Decision:
     """Each repeated delivery ends the node again, if no item is published or runs."""
-    decision = item_rules.complete(run, move, now, nonce)
-    found = item_rules.find_item(run, move.node)
-    if not decision.changed and found is not None:
+    decision = item_rules.complete(run, found, move, now, nonce)
+    if not decision.changed:
         decision = Decision()
         effects.advance_map(run, found.node_index, decision, now, nonce)
     return decision

@@ -28,7 +28,8 @@ from dovetail.stores.postgres.archive import PostgresArchive
 from dovetail.stores.postgres.pool import PostgresPool
 from dovetail.stores.postgres.records import PostgresRecords
 from dovetail.stores.redis.archive import RedisArchiveQueue, RedisSnapshots
-from dovetail.stores.redis.codec import keys_of, split_record, take_counts
+from dovetail.stores.redis.codec import keys_of, take_counts
+from dovetail.stores.redis.items import split_record
 from dovetail.stores.redis.limits import RedisLimits
 from dovetail.stores.redis.packed import unpacked_event
 from dovetail.stores.redis.store import RedisStore

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.core.items import MAX_ITEMS, PLACES, item_place
-from dovetail.stores.redis.codec import joined_record, output_in, split_record, time_text
+from dovetail.stores.redis.codec import time_text
+from dovetail.stores.redis.items import joined_record, output_in, split_record
 from dovetail.stores.redis.packed import KINDS, packed_event, unpacked_event, usual_event
 
 times = st.floats(0, 1e11, allow_nan=False).map(lambda at: at + 0.0)

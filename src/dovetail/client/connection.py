@@ -129,7 +129,7 @@ class ServerConnection:
         repeatable: bool = False,
         waits: float = 0.0,
     ) -> Any:
-        """What the server answers, from JSON. Raises what it refused, or `Unreachable`.
+        """What the server answers, from JSON. Raises what it refused, or `ServerUnreachable`.
 
         All but a POST may be repeated anyway. `waits` is how long the server is asked to wait.
         """
@@ -347,7 +347,7 @@ class _Tries:
         self._began: float | None = None
 
     async def unreachable(self, error: httpx2.RequestError) -> None:
-        """Returns when it is time for another try. Raises `Unreachable` if there is none."""
+        """Returns when it is time for another try. Raises `ServerUnreachable` if there is none."""
         url, known = self._connection.url, self._connection._answered
         self.broken = self.broken or not isinstance(error, _NEVER_SENT)
         if not await self._next(AWAY_SECONDS if known else FIRST_SECONDS, _pause(self._count + 1)):

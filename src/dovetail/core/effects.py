@@ -6,7 +6,7 @@ Each function changes the run in place and writes into the given `Decision`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -185,6 +185,13 @@ def overweight(
     run.active -= 1
     resolve(run, fail_node(run, index, error, out, now), out, now, nonce)
     return out
+
+
+def start(node: NodeState, worker: str, lease_until: float, now: float) -> None:
+    """A worker runs the node, or the item, from now on."""
+    node.status, node.phase, node.until = RUNNING, None, None
+    node.attempt = node.token.attempt
+    node.worker, node.lease_until, node.started_at = worker, lease_until, now
 
 
 def release_lease(node: NodeState) -> None:
@@ -480,6 +487,27 @@ def queue_item(
     publish_item(run, index, item, state, out)
 
 
+def start_item(
+    run: RunState,
+    index: int,
+    item: int,
+    state: NodeState,
+    lease_until: float,
+    out: Decision,
+    now: float,
+    data: dict[str, Any],
+) -> None:
+    """A worker starts the item, and with the first item its node starts. `data` is the data of the
+    event: it names the worker."""
+    start(state, data["worker"], lease_until, now)
+    map_of(run, index)[1].running += 1
+    record_item(run, index, item, state, out, now, "node.started", data)
+    node = run.nodes[index]
+    if node.status is QUEUED:
+        node.status, node.attempt, node.started_at = RUNNING, 1, now
+        record_change(run, index, out, now, "node.started", {"worker": None})
+
+
 def publish_item(run: RunState, index: int, item: int, state: NodeState, out: Decision) -> None:
     """As `publish`, for an item. If the item is held, so is its node."""
     limit, node = run.graph.max_concurrency, run.nodes[index]
@@ -674,15 +702,18 @@ def stop_orders(run: RunState, indices: Iterable[int]) -> list[Stop]:
     return found
 
 
-def count_active(nodes: Iterable[NodeState]) -> int:
-    """The nodes and items that are published or RUNNING."""
-    active = 0
+def startable(nodes: Iterable[NodeState]) -> Iterator[NodeState]:
+    """The nodes that a worker may start, and of mapped nodes the items in flight instead."""
     for node in nodes:
         if node.items is None:
-            active += node.status is RUNNING or node.phase is PUBLISHED
+            yield node
         else:
-            active += count_active(node.items.in_flight.values())
-    return active
+            yield from node.items.in_flight.values()
+
+
+def count_active(nodes: Iterable[NodeState]) -> int:
+    """The nodes and items that are published or RUNNING."""
+    return sum(one.status is RUNNING or one.phase is PUBLISHED for one in startable(nodes))
 
 
 def finish(run: RunState, node: NodeState, status: NodeStatus, now: float) -> None:

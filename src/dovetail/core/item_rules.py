@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from dovetail.core.effects import (
     COMPLETED,
     PUBLISHED,
-    QUEUED,
     RUNNING,
     advance_map,
     back_off,
@@ -27,6 +26,7 @@ from dovetail.core.effects import (
     record_change,
     record_item,
     resolve,
+    start_item,
     weigh,
     why_stopped,
 )
@@ -59,21 +59,12 @@ class FoundItem(NamedTuple):
     is_in_flight: bool
 
 
-def find_item(run: RunState, name: str) -> FoundItem | None:
-    where = run.find_item(name)
-    if where is None:
-        return None
-    index, item = where
-    state = map_of(run, index)[1].in_flight.get(item)
-    return FoundItem(index, item, state or run.node(name), state is not None)
+def is_running(found: FoundItem, token: Token) -> bool:
+    return found.state.status is RUNNING and found.state.token == token
 
 
-def is_running(found: FoundItem | None, token: Token) -> bool:
-    return found is not None and found.state.status is RUNNING and found.state.token == token
-
-
-def is_published(found: FoundItem | None, token: Token) -> bool:
-    return found is not None and found.state.phase is PUBLISHED and found.state.token == token
+def is_published(found: FoundItem, token: Token) -> bool:
+    return found.state.phase is PUBLISHED and found.state.token == token
 
 
 # ── the rules, one function each ─────────────────────────────────────────────────────────
@@ -97,31 +88,18 @@ def expand(run: RunState, transition: Expand, now: float, nonce: int) -> Decisio
     return out
 
 
-def claim(run: RunState, transition: Claim, now: float, nonce: int) -> Decision:
-    found = find_item(run, transition.node)
-    if found is None or not is_published(found, transition.token):
+def claim(run: RunState, found: FoundItem, transition: Claim, now: float, nonce: int) -> Decision:
+    if not is_published(found, transition.token):
         return NOTHING
     index, item, state, _ = found
-    node, out = run.nodes[index], Decision()
-    state.status = RUNNING
-    state.phase = None
-    state.attempt = transition.token.attempt
-    state.worker = transition.worker
-    state.lease_until = transition.lease_until
-    state.started_at = now
-    map_of(run, index)[1].running += 1
-    record_item(run, index, item, state, out, now, "node.started", {"worker": transition.worker})
-    if node.status is QUEUED:
-        node.status = RUNNING
-        node.attempt = 1
-        node.started_at = now
-        record_change(run, index, out, now, "node.started", {"worker": None})
+    out = Decision()
+    data = {"worker": transition.worker}
+    start_item(run, index, item, state, transition.lease_until, out, now, data)
     return out
 
 
-def renew(run: RunState, transition: Renew, now: float, nonce: int) -> Decision:
-    found = find_item(run, transition.node)
-    if found is None or not is_running(found, transition.token):
+def renew(run: RunState, found: FoundItem, transition: Renew, now: float, nonce: int) -> Decision:
+    if not is_running(found, transition.token):
         return NOTHING
     found.state.lease_until = transition.lease_until
     out = Decision()
@@ -129,18 +107,16 @@ def renew(run: RunState, transition: Renew, now: float, nonce: int) -> Decision:
     return out
 
 
-def complete(run: RunState, transition: Complete, now: float, nonce: int) -> Decision:
-    found = find_item(run, transition.node)
-    if found is None:
-        return NOTHING
+def complete(
+    run: RunState, found: FoundItem, transition: Complete, now: float, nonce: int
+) -> Decision:
     if not is_running(found, transition.token):
         return refuse(run, transition.node, found, transition.token, now)
     return _accept_output(run, found, transition.output, "node.completed", now, nonce)
 
 
-def recall(run: RunState, transition: Recall, now: float, nonce: int) -> Decision:
-    found = find_item(run, transition.node)
-    if found is None or not is_published(found, transition.token):
+def recall(run: RunState, found: FoundItem, transition: Recall, now: float, nonce: int) -> Decision:
+    if not is_published(found, transition.token):
         return NOTHING
     return _accept_output(run, found, transition.output, "node.cached", now, nonce)
 
@@ -162,10 +138,7 @@ def _accept_output(
     return out
 
 
-def fail(run: RunState, transition: Fail, now: float, nonce: int) -> Decision:
-    found = find_item(run, transition.node)
-    if found is None:
-        return NOTHING
+def fail(run: RunState, found: FoundItem, transition: Fail, now: float, nonce: int) -> Decision:
     if transition.unrendered and not is_published(found, transition.token):
         return NOTHING
     if not transition.unrendered and not is_running(found, transition.token):
@@ -186,9 +159,8 @@ def fail(run: RunState, transition: Fail, now: float, nonce: int) -> Decision:
     return out
 
 
-def reap(run: RunState, transition: Reap, now: float, nonce: int) -> Decision:
-    found = find_item(run, transition.node)
-    if found is None or not is_running(found, transition.token):
+def reap(run: RunState, found: FoundItem, transition: Reap, now: float, nonce: int) -> Decision:
+    if not is_running(found, transition.token):
         return NOTHING
     if found.state.lease_until is None or now < found.state.lease_until:
         return NOTHING
@@ -198,9 +170,8 @@ def reap(run: RunState, transition: Reap, now: float, nonce: int) -> Decision:
     return out
 
 
-def park(run: RunState, transition: Park, now: float, nonce: int) -> Decision:
-    found = find_item(run, transition.node)
-    if found is None or found.state.token != transition.token:
+def park(run: RunState, found: FoundItem, transition: Park, now: float, nonce: int) -> Decision:
+    if found.state.token != transition.token:
         return NOTHING
     index, item, state, _ = found
     if state.phase is PUBLISHED:
@@ -216,9 +187,8 @@ def park(run: RunState, transition: Park, now: float, nonce: int) -> Decision:
     return out
 
 
-def wake(run: RunState, transition: Wake, now: float, nonce: int) -> Decision:
-    found = find_item(run, transition.node)
-    if found is None or found.state.token != transition.token:
+def wake(run: RunState, found: FoundItem, transition: Wake, now: float, nonce: int) -> Decision:
+    if found.state.token != transition.token:
         return NOTHING
     index, item, state, _ = found
     if state.until is None or now < state.until:
@@ -230,9 +200,10 @@ def wake(run: RunState, transition: Wake, now: float, nonce: int) -> Decision:
     return out
 
 
-def progress(run: RunState, transition: Progress, now: float, nonce: int) -> Decision:
-    found = find_item(run, transition.node)
-    if found is None or not is_running(found, transition.token):
+def progress(
+    run: RunState, found: FoundItem, transition: Progress, now: float, nonce: int
+) -> Decision:
+    if not is_running(found, transition.token):
         return NOTHING
     out = Decision()
     data = {"fraction": transition.fraction, "message": transition.message}
@@ -262,7 +233,7 @@ def refuse(run: RunState, name: str, found: FoundItem, token: Token, now: float)
     return out
 
 
-ITEM_RULES: dict[type, Callable[[RunState, Any, float, int], Decision]] = {
+ITEM_RULES: dict[type, Callable[[RunState, FoundItem, Any, float, int], Decision]] = {
     Claim: claim,
     Renew: renew,
     Complete: complete,
@@ -277,4 +248,10 @@ ITEM_RULES: dict[type, Callable[[RunState, Any, float, int], Decision]] = {
 
 def apply_to_item(run: RunState, transition: Any, now: float, nonce: int) -> Decision:
     """Apply a transition whose name is not that of a node: it names an item, or nothing."""
-    return ITEM_RULES[type(transition)](run, transition, now, nonce)
+    where = run.find_item(transition.node)
+    if where is None:
+        return NOTHING
+    index, item = where
+    state = map_of(run, index)[1].in_flight.get(item)
+    found = FoundItem(index, item, state or run.node(transition.node), state is not None)
+    return ITEM_RULES[type(transition)](run, found, transition, now, nonce)

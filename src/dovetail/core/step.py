@@ -53,9 +53,10 @@ from dovetail.core.effects import (
     overweight,
     publish,
     record_change,
-    record_item,
     refuse,
     resolve,
+    start,
+    start_item,
     stop_orders,
     weigh,
     write,
@@ -182,7 +183,7 @@ def claim(run: RunState, transition: Claim, now: float, nonce: int) -> Decision:
     node = run.nodes[index]
     if node.phase is not PUBLISHED or node.token != transition.token:
         return NOTHING  # started already, or a message from before its last attempt
-    node.status = RUNNING
+    node.status = RUNNING  # as `start` would, without the call
     node.phase = None
     node.attempt = transition.token.attempt
     node.worker = transition.worker
@@ -565,9 +566,7 @@ def restore(run: RunState, lease_until: float, now: float) -> Decision:
             run.held.remove(index)
         if node.phase is not PUBLISHED:
             run.active += 1
-        node.status, node.phase, node.until = RUNNING, None, None
-        node.attempt = node.token.attempt
-        node.worker, node.lease_until, node.started_at = UNKNOWN_WORKER, lease_until, now
+        start(node, UNKNOWN_WORKER, lease_until, now)
         record_change(run, index, out, now, "node.started", dict(STARTED))
     heapify(run.held)
     return out
@@ -583,14 +582,7 @@ def _restore_items(
             continue
         if state.phase is not PUBLISHED:
             run.active += 1
-        state.status, state.phase, state.until = RUNNING, None, None
-        state.attempt = state.token.attempt
-        state.worker, state.lease_until, state.started_at = UNKNOWN_WORKER, lease_until, now
-        items.running += 1
-        record_item(run, index, item, state, out, now, "node.started", dict(STARTED))
-        if node.status is QUEUED:
-            node.status, node.attempt, node.started_at = RUNNING, 1, now
-            record_change(run, index, out, now, "node.started", {"worker": None})
+        start_item(run, index, item, state, lease_until, out, now, dict(STARTED))
     items.ready.clear()
     if node.phase is HELD:
         node.phase = None

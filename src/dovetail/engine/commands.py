@@ -670,7 +670,7 @@ class Commands:
         run = await self.store.load(run_id, room=ONLY_SIZES)
         if (item := run.find_item(node)) is not None:
             await self._read_items(run, item[0], [item[1]])
-        found = run.node(node) if item else run.nodes[_place_of(run, node)]
+        found = run.node(node) if item else run.nodes[_index_of(run, node)]
         if found.status not in FINISHED:
             message = f"node '{node}' of run {run_id} is {found.status}: it has no output yet"
             raise Conflict(message)
@@ -688,13 +688,13 @@ class Commands:
         cursor: str | None = None,
     ) -> dict[str, Any]:
         run = await self.store.load(run_id, room=ONLY_SIZES)
-        place = _place_of(run, node)
-        counts = item_counts(run.graph.nodes[place], run.nodes[place])
+        index = _index_of(run, node)
+        counts = item_counts(run.graph.nodes[index], run.nodes[index])
         if counts is None:
             raise NotFound(f"node '{node}' of run {run_id} has no items: it has no for_each")
-        numbers, following = item_page(run.nodes[place], status, limit, cursor)
-        await self._read_items(run, place, numbers)
-        views = [item_view(run, place, number) for number in numbers]
+        numbers, following = item_page(run.nodes[index], status, limit, cursor)
+        await self._read_items(run, index, numbers)
+        views = [item_view(run, index, number) for number in numbers]
         unread = {
             str(view["index"]): view["output"].size
             for view in views
@@ -712,10 +712,10 @@ class Commands:
                 view["output"] = reference(size, href)
         return {"items": views, "counts": counts, "next_cursor": following}
 
-    async def _read_items(self, run: RunState, place: int, numbers: Sequence[int]) -> None:
-        node = run.nodes[place]
+    async def _read_items(self, run: RunState, index: int, numbers: Sequence[int]) -> None:
+        node = run.nodes[index]
         if node.items is None or not node.items.is_reused:
-            await self.store.read_items(run, place, numbers)
+            await self.store.read_items(run, index, numbers)
         elif isinstance(node.output, OutputReference):  # a fork has the list as one output
             (text,) = await self.store.read_outputs(run, [node.output])
             node.items.outputs = orjson.loads(text)
@@ -732,9 +732,9 @@ class Commands:
 
     async def _node_detail(self, run_id: str, node: str) -> dict[str, Any]:
         run = await self.store.load(run_id, room=ONLY_SIZES)
-        place = _place_of(run, node)
-        is_finished, seq = run.nodes[place].status in FINISHED, run.seq
-        detail = NodeDetail(run, place, self.max_config_bytes)
+        index = _index_of(run, node)
+        is_finished, seq = run.nodes[index].status in FINISHED, run.seq
+        detail = NodeDetail(run, index, self.max_config_bytes)
         for names in parts({name: one.size for name, one in detail.unread.items()}):
             wanted = [detail.unread[name] for name in names]
             for name, text in zip(names, await self.store.read_outputs(run, wanted), strict=True):
@@ -832,7 +832,7 @@ class Commands:
             if not chunks:
                 if cursor == 0 and query.node is not None:
                     # Only of the first page: a caller of a later one has seen lines of this node.
-                    _place_of(await self.store.load(run_id, outputs=False), query.node)
+                    _index_of(await self.store.load(run_id, outputs=False), query.node)
                 return items, cursor, False
             page = log_page(chunks, cursor, left, level=query.level, q=query.q)
             items += map(log_view, page.items)
@@ -995,8 +995,8 @@ class Commands:
         rerun = set(plan)
         names = [spec.id for spec in run.graph.nodes]
         return {
-            "rerun": [name for place, name in enumerate(names) if place in rerun],
-            "reuse": [name for place, name in enumerate(names) if place not in rerun],
+            "rerun": [name for index, name in enumerate(names) if index in rerun],
+            "reuse": [name for index, name in enumerate(names) if index not in rerun],
         }
 
     # ── runs are deleted ─────────────────────────────────────────────────────────────────
@@ -1288,17 +1288,17 @@ def _no_letter(letter_id: str) -> NotFound:
     return NotFound(f"there is no dead letter '{one_line(letter_id)}'; it may be dropped already")
 
 
-def _place_of(run: RunState, node: str) -> int:
+def _index_of(run: RunState, node: str) -> int:
     """Raises `NotFound` for a node that the run does not have."""
-    place = run.graph.index.get(node)
-    if place is None:
+    index = run.graph.index.get(node)
+    if index is None:
         owner, item = split_name(node)
         if item is not None and owner in run.graph.index:
             raise NotFound(_no_node_but_item(run, owner, item))
         near = get_close_matches(node, run.graph.index, 1)
         hint = f"; did you mean '{near[0]}'?" if near else ""
         raise NotFound(f"run {run.id} has no node {shown(node)}{hint}")
-    return place
+    return index
 
 
 def _no_node_but_item(run: RunState, node: str, item: int) -> str:

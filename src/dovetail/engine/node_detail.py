@@ -65,12 +65,12 @@ class NodeDetail:
     """What is known of a node when its run was loaded. `unread` names the outputs that the caller
     reads and gives back with `put`; then `view` is complete."""
 
-    def __init__(self, run: RunState, place: int, max_config_bytes: int = MAX_CONFIG_SIZE) -> None:
+    def __init__(self, run: RunState, index: int, max_config_bytes: int = MAX_CONFIG_SIZE) -> None:
         # Everything is taken now: a run in memory goes on while outputs are read.
         self._graph, self._run_id = run.graph, run.id
-        self._spec, node = run.graph.nodes[place], run.nodes[place]
+        self._spec, node = run.graph.nodes[index], run.nodes[index]
         self._max_config_bytes = max_config_bytes
-        self._view = node_view(run, place)
+        self._view = node_view(run, index)
         self._why = explain_end(node)
         self._was_ready = node.status is NodeStatus.COMPLETED or node.token != NO_TOKEN
         self._is_mapped = self._spec.for_each is not None

@@ -518,7 +518,7 @@ class TemplateScope(Protocol):
         """What a template reads under `name`."""
         ...
 
-    def inputs(self, place: int) -> dict[str, Any] | None:
+    def inputs(self, index: int) -> dict[str, Any] | None:
         """Outputs of the completed parents by id. None if they were too large to be read."""
         ...
 

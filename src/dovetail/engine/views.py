@@ -151,10 +151,10 @@ def item_status(node: NodeState, item: int) -> NodeStatus:
     return node.items.status(item) or waits
 
 
-def item_view(run: RunState, place: int, item: int) -> dict[str, Any]:
+def item_view(run: RunState, index: int, item: int) -> dict[str, Any]:
     """An item as `GET /runs/<id>/nodes/<node>/items` answers."""
-    node = run.nodes[place]
-    state = run.node(item_name(run.graph.nodes[place].id, item))
+    node = run.nodes[index]
+    state = run.node(item_name(run.graph.nodes[index].id, item))
     reason = state.reason
     if state.status is NodeStatus.PENDING and node.status in FINISHED:  # it was never begun
         too_many = node.status is NodeStatus.FAILED
@@ -172,11 +172,11 @@ def item_view(run: RunState, place: int, item: int) -> dict[str, Any]:
     }
 
 
-def node_view(run: RunState, place: int) -> dict[str, Any]:
+def node_view(run: RunState, index: int) -> dict[str, Any]:
     """A node in the fields that it has in `run_view`."""
     nodes = run.graph.nodes
-    names = {parent: nodes[parent].id for parent in nodes[place].parents}
-    return _node_view(nodes[place], run.nodes[place], names)
+    names = {parent: nodes[parent].id for parent in nodes[index].parents}
+    return _node_view(nodes[index], run.nodes[index], names)
 
 
 def attempt_view(attempt: Attempt) -> dict[str, Any]:

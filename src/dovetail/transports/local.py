@@ -46,7 +46,7 @@ class LocalTransport:
 
     def depths(self) -> dict[str, int]:
         """How many wait, by handler."""
-        return Counter(run.graph.nodes[place].handler for run, place, *_ in self._waiting)
+        return Counter(run.graph.nodes[index].handler for run, index, *_ in self._waiting)
 
     async def news(self) -> None:
         """Return when there is a published node."""

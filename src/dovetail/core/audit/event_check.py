@@ -45,6 +45,7 @@ from dovetail.core.effects import (
     open_map,
     recount_held,
     resolve,
+    startable,
 )
 from dovetail.core.errors import TemplateError
 from dovetail.core.events import Event, Token
@@ -163,15 +164,6 @@ def _is_read(node: NodeState) -> bool:
     if node.items is not None:
         return all(output is not _UNKNOWN for output in node.items.outputs)
     return node.output is not _UNKNOWN
-
-
-def _startable(run: RunState) -> Iterator[NodeState]:
-    """The nodes and items of which each takes a slot of the run while it is published."""
-    for node in run.nodes:
-        if node.items is None:
-            yield node
-        else:
-            yield from node.items.in_flight.values()
 
 
 def inconsistencies(run: RunState) -> list[str]:
@@ -382,7 +374,7 @@ class _EventReplay:
         if run.active < (run.graph.max_concurrency or 0):
             run.active += 1
         else:
-            published = (one for one in _startable(run) if one.phase is PUBLISHED)
+            published = (one for one in startable(run.nodes) if one.phase is PUBLISHED)
             other = next(published, None)
             if other is None:
                 return

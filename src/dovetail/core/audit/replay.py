@@ -26,6 +26,7 @@ from dovetail.core.effects import (
     count_parents,
     open_map,
     recount_held,
+    startable,
 )
 from dovetail.core.events import RUN_ENDS, Event, Token
 from dovetail.core.items import MapState
@@ -144,21 +145,21 @@ def submit_of(submit: Submit, extra: Any) -> Submit:
 _EXTRAS: dict[type, Callable[[Any, Decision], Any]] = {
     Claim: lambda transition, decision: _lease(transition.lease_until),
     Renew: lambda transition, decision: [
-        _place(transition, decision),
+        _journal_name(transition, decision),
         _lease(transition.lease_until),
     ],
     Submit: _begun,
     Complete: lambda transition, decision: _kept(transition.output, decision),
     Recall: lambda transition, decision: _kept(transition.output, decision),
-    Wake: lambda transition, decision: _place(transition, decision),
+    Wake: lambda transition, decision: _journal_name(transition, decision),
     Reap: lambda transition, decision: transition.max_crashes,
     TakeOver: lambda transition, decision: [transition.max_crashes, transition.behind],
     Retry: lambda transition, decision: _reset(decision),
 }
 
 
-def _place(transition: Renew | Wake, decision: Decision) -> int | str:
-    """The index of the node, or the name of the item, of a transition without an event."""
+def _journal_name(transition: Renew | Wake, decision: Decision) -> int | str:
+    """How the journal names a node, by its index, or an item, by its name, where no event does."""
     return transition.node if transition.node.endswith("]") else decision.changed[0]
 
 
@@ -290,11 +291,9 @@ def _before(run: RunState, entry: JournalEntry) -> None:
         index, lease = entry.extra
         _at(run, index).lease_until = math.inf if lease is None else _number(lease)
     elif entry.kind == "take_over" and _number(entry.extra[1]) > 0:
-        for node in run.nodes:
-            items = () if node.items is None else node.items.in_flight.values()
-            for one in (node, *items):
-                if one.until is not None:
-                    one.until -= entry.extra[1]
+        for one in startable(run.nodes):
+            if one.until is not None:
+                one.until -= entry.extra[1]
 
 
 # ── what happened to the run ─────────────────────────────────────────────────────────────

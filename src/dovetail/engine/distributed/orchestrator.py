@@ -535,13 +535,13 @@ class DistributedOrchestrator:
         wakes = []
         waits = []
         leases = []
-        for place, item, name, node in _startable(run):
-            spec = run.graph.nodes[place]
+        for index, item, name, node in _nodes_and_items(run):
+            spec = run.graph.nodes[index]
             if node.phase is Phase.EXPANDING:
-                orders.dispatch.append(Dispatch(run, place, node.token))
+                orders.dispatch.append(Dispatch(run, index, node.token))
             elif node.phase is Phase.PUBLISHED:
                 if await self._is_lost(spec.handler, since, waiting):
-                    orders.dispatch.append(Dispatch(run, place, node.token, item))
+                    orders.dispatch.append(Dispatch(run, index, node.token, item))
             elif node.until is not None:
                 wakes.append((node.until, Wake(run_id, name, node.token)))
                 if node.phase is Phase.PARKED:
@@ -602,7 +602,7 @@ class DistributedOrchestrator:
                 group.create_task(run_every(seconds, duty))
 
 
-def _startable(run: RunState) -> Iterator[tuple[int, int | None, str, NodeState]]:
+def _nodes_and_items(run: RunState) -> Iterator[tuple[int, int | None, str, NodeState]]:
     """The nodes of a run, and the items in flight of mapped nodes: index, item, name, state."""
     for index, (spec, node) in enumerate(zip(run.graph.nodes, run.nodes, strict=True)):
         yield index, None, spec.id, node

@@ -232,12 +232,12 @@ class Publisher:
         for scope, orders in zip(scopes, by_run.values(), strict=True):
             for order in orders:
                 made: Task | Transition | None
-                if order.run.graph.nodes[order.node_index].for_each is not None:
+                if order.item is not None:
                     made = self._renderer.render_known_item(order, scope)
-                    if made is None and order.item is None:
-                        made = await self._expand(order, scope)
-                    elif made is None:
+                    if made is None:
                         made = await self._make_item_task(order, scope)
+                elif order.run.graph.nodes[order.node_index].for_each is not None:
+                    made = await self._expand(order, scope)
                 elif scope.unread and not _reads_of(order).isdisjoint(scope.unread):
                     made = await self._make_large(order)
                 else:

@@ -36,15 +36,8 @@ from dovetail.engine.distributed.archiver import (
 )
 from dovetail.stores.postgres.pool import PostgresConnection, PostgresPool, statements
 from dovetail.stores.records import Definitions, no_run
-from dovetail.stores.redis.codec import (
-    MapCounts,
-    StoredMaps,
-    add_maps,
-    event_of,
-    joined_record,
-    run_of,
-    time_text,
-)
+from dovetail.stores.redis.codec import event_of, run_of, time_text
+from dovetail.stores.redis.items import MapCounts, StoredMaps, add_maps, joined_record
 
 PIECE_BYTES = 4 << 20
 """Of one statement: outputs may be a megabyte each, and there may be thousands."""

@@ -60,7 +60,7 @@ class PostgresConnection(Protocol):
 
 @cache
 def statements() -> dict[str, str]:
-    """The SQL of postgres.sql, by name."""
+    """The SQL of queries.sql, by name."""
     return named_statements("dovetail.stores.postgres")
 
 
@@ -105,7 +105,7 @@ class PostgresPool:
     # ── work ─────────────────────────────────────────────────────────────────────────────
 
     async def rows(self, name: str, *values: Any, **conditions: Any) -> list[Any]:
-        """What a statement of postgres.sql finds; a condition is a column and its value."""
+        """What a statement of queries.sql finds; a condition is a column and its value."""
         sql = statements()[name]
         if "{conditions}" in sql:
             numbered = enumerate(conditions, len(values) + 1)

@@ -34,26 +34,28 @@ from dovetail.stores.redis.codec import (
     PARTS,
     SEPARATOR,
     UNIT,
-    StoredMaps,
     all_keys_of,
-    joined_record,
     keys_of,
-    maps_of,
     new_nonce,
     node_status,
     pairs,
-    parsed_counts,
-    places_in,
     source,
-    split_record,
     take_counts,
     time_text,
     weight_text,
 )
 from dovetail.stores.redis.definitions import definition, stored_graph
+from dovetail.stores.redis.items import (
+    StoredMaps,
+    joined_record,
+    parsed_counts,
+    places_in,
+    recounted_maps,
+    split_record,
+)
 from dovetail.stores.redis.logs import RedisLogs, log_keys_of
 from dovetail.stores.redis.packed import packed_event, unpacked_event
-from dovetail.stores.redis.scope import RedisOutputs, there
+from dovetail.stores.redis.scope import RedisOutputs, outputs_by_place
 from dovetail.stores.redis.staging import STAGED_SECONDS, write_run
 from dovetail.stores.redis.timers import ACTIVE
 
@@ -145,7 +147,7 @@ class RedisArchiveQueue:
 
 
 PIECE_SIZE = 1000
-"""Of the runs on the agenda, in one command."""
+"""Active runs that one command reads."""
 MAX_BATCH_BYTES = 8 << 20
 """Of outputs of several runs; what has more than its share of it is read by itself."""
 MARK_SECONDS = 2 * STAGED_SECONDS
@@ -168,7 +170,7 @@ class RedisSnapshots:
     # ── out of Redis ─────────────────────────────────────────────────────────────────────
 
     async def lengths(self) -> AsyncIterator[dict[str, int]]:
-        """How many events each run on the agenda has, some runs at a time."""
+        """How many events each active run has, some runs at a time."""
         cursor = b"0"
         while True:
             cursor, flat = await self._redis.call("ZSCAN", ACTIVE, cursor, "COUNT", PIECE_SIZE)
@@ -246,7 +248,7 @@ class RedisSnapshots:
         for run_id, part in parts.items():
             places = wanted[run_id]
             one = snapshots[run_id]
-            one = replace(one, outputs={**one.outputs, **there(places, part.outputs)})
+            one = replace(one, outputs={**one.outputs, **outputs_by_place(places, part.outputs)})
             if part.epoch != _epoch(one):
                 continue
             if rest := places[len(part.outputs) :]:
@@ -298,21 +300,21 @@ class RedisSnapshots:
         except LookupError:
             return JSON_NULL  # its definition is gone
         wanted = list(graph.exits) if graph.output_node is None else [graph.output_node]
-        lacking = [place for place in wanted if place not in snapshot.outputs]
+        lacking = [index for index in wanted if index not in snapshot.outputs]
         more = await self._outputs.all(snapshot.run_id, lacking, _epoch(snapshot))
         if more is None:
             return None
         outputs = {**snapshot.outputs, **more}
-        for place in wanted:
-            if place not in outputs and graph.nodes[place].for_each is not None:
-                text = await self._outputs.of_map(snapshot.run_id, place)
-                is_done = snapshot.nodes.get(place, "C").startswith("C")
-                outputs[place] = text if text is not None and is_done else JSON_NULL
+        for index in wanted:
+            if index not in outputs and graph.nodes[index].for_each is not None:
+                text = await self._outputs.mapped_output(snapshot.run_id, index)
+                is_done = snapshot.nodes.get(index, "C").startswith("C")
+                outputs[index] = text if text is not None and is_done else JSON_NULL
         if graph.output_node is not None:
             return outputs.get(graph.output_node, JSON_NULL)
         fields = (
-            b'"%s":%s' % (graph.nodes[place].id.encode(), outputs.get(place, JSON_NULL))
-            for place in wanted
+            b'"%s":%s' % (graph.nodes[index].id.encode(), outputs.get(index, JSON_NULL))
+            for index in wanted
         )
         return b"{%s}" % b",".join(fields)
 
@@ -486,7 +488,7 @@ def _parts(snapshot: RunSnapshot, graph: Graph, lease_until: float, now: float) 
     meta: dict[str, Any] = {**snapshot.meta, "generation": snapshot.generation}
     meta.pop("active", None)
     counts = parsed_counts(meta.pop(MAPS, "{}"))
-    maps, queue = maps_of(counts, nodes, records)
+    maps, queue = recounted_maps(counts, nodes, records)
     for index, fields in nodes.items():  # started with one of its items, just now
         if index in counts and fields[STATE] == "Q" and counts[index].running < maps[index].running:
             started.append(_map_started(index, fields, now))
@@ -539,11 +541,11 @@ def _counts(nodes: dict[int, list[str]], graph: Graph) -> dict[int, int]:
     # A failed parent of a node that still waits: its failure is allowed.
     worth = {"C": UNIT + 1, "F": UNIT + 1, "S": UNIT}
     counts = {
-        place: sum(worth.get(states[parent], 0) for parent in spec.parents)
-        for place, spec in enumerate(graph.nodes)
-        if states[place] == "W"
+        index: sum(worth.get(states[parent], 0) for parent in spec.parents)
+        for index, spec in enumerate(graph.nodes)
+        if states[index] == "W"
     }
-    return {place: count for place, count in counts.items() if count}
+    return {index: count for index, count in counts.items() if count}
 
 
 def _epoch(snapshot: RunSnapshot) -> bytes:

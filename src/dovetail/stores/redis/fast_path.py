@@ -33,7 +33,7 @@ from dovetail.stores.records import StoredDefinition
 from dovetail.stores.redis.codec import (
     SEPARATOR,
     GraphShape,
-    held_of,
+    leases_of,
     name_at,
     node_of,
     place_in,
@@ -497,23 +497,23 @@ class Claims:
 
     async def running(self, run_ids: Sequence[str]) -> list[tuple[Start, float]]:
         """The running nodes and items of these runs, and the ends of their leases."""
-        held: dict[str, list[tuple[int, Token, float]]] = {}
+        leases: dict[str, list[tuple[int, Token, float]]] = {}
         for at in range(0, len(run_ids), BATCH_SIZE):  # a run may be large
             part = run_ids[at : at + BATCH_SIZE]
             asked: list[Command] = [("HGETALL", _nodes_of(run_id)) for run_id in part]
             with_items: list[str] = []
             for run_id, flat in zip(part, await self._redis.call_many(asked), strict=True):
-                if own := held_of(flat):
-                    held[run_id] = own
+                if own := leases_of(flat):
+                    leases[run_id] = own
                 if any(MAP_NONCE in state for state in flat[1::2]):
                     with_items.append(run_id)
             maps: list[Command] = [("HGETALL", f"wf:{{{one}}}:maps") for one in with_items]
             for run_id, flat in zip(with_items, await self._redis.call_many(maps), strict=True):
-                if own := held_of(flat):
-                    held.setdefault(run_id, []).extend(own)
-        await self._headers.look_for(held)
+                if own := leases_of(flat):
+                    leases.setdefault(run_id, []).extend(own)
+        await self._headers.look_for(leases)
         found: list[tuple[Start, float]] = []
-        for run_id, own in held.items():
+        for run_id, own in leases.items():
             # A header that had to make room for another of these is read again.
             header = self._headers.get(run_id) or await self._headers.find(run_id)
             if header is None:  # it was lost, or dropped, meanwhile

@@ -63,16 +63,10 @@ from dovetail.stores.records import (
     workflow_item,
 )
 from dovetail.stores.redis.accepted import RedisAcceptedRuns
-from dovetail.stores.redis.codec import (
-    MapCounts,
-    all_keys_of,
-    event_of,
-    keys_of,
-    run_error,
-    source,
-)
+from dovetail.stores.redis.codec import all_keys_of, event_of, keys_of, run_error, source
 from dovetail.stores.redis.definitions import definition, definition_key, stored_graph
 from dovetail.stores.redis.feed import trim_feed
+from dovetail.stores.redis.items import MapCounts
 from dovetail.stores.redis.limits import RedisLimits, change_row, encode_author, open_json
 from dovetail.stores.redis.logs import LogReading, RedisLogs
 from dovetail.stores.redis.run_index import (
@@ -330,7 +324,7 @@ class RedisRecords(BaseRecords):
     async def refresh(self, run_ids: Iterable[str]) -> None:
         """List these runs as they are now: they were made, or their status is another.
 
-        To be called before such a run leaves the agenda, where it is found if its caller dies.
+        To be called while such a run is still active: if the caller dies, the run is found there.
         """
         await self._lists.refresh(run_ids)
 
@@ -424,56 +418,56 @@ class RedisRecords(BaseRecords):
     async def _result(self, run_id: str, graph: Graph, most: int | None) -> Any:
         """As `views.result` says it, from the outputs that it needs and no others."""
         single = graph.output_node is not None
-        places = [graph.output_node] if graph.output_node is not None else list(graph.exits)
+        indexes = [graph.output_node] if graph.output_node is not None else list(graph.exits)
         out = keys_of(run_id)[3]
         if most is None:
-            kept = await self._redis.call("HMGET", out, *places)
+            kept = await self._redis.call("HMGET", out, *indexes)
         else:
             # Items first: a list of them may be larger than memory.
-            lists = await self._sizes_of_lists(run_id, graph, places)
+            lists = await self._sizes_of_lists(run_id, graph, indexes)
             room = most - sum(lists.values())
-            small = room >= 0 and (await self._outputs.first({run_id: places}, room))[run_id]
+            small = room >= 0 and (await self._outputs.first({run_id: indexes}, room))[run_id]
             kept = small.outputs if small else []
-            if len(kept) < len(places):
-                sizes = await self._redis.call_many([("HSTRLEN", out, place) for place in places])
+            if len(kept) < len(indexes):
+                sizes = await self._redis.call_many([("HSTRLEN", out, index) for index in indexes])
                 size = sum(
                     lists.get(at) or size or len("null")
-                    for at, size in zip(places, sizes, strict=True)
+                    for at, size in zip(indexes, sizes, strict=True)
                 )
-                names = 0 if single else sum(len(graph.nodes[at].id) + 4 for at in places) + 1
+                names = 0 if single else sum(len(graph.nodes[at].id) + 4 for at in indexes) + 1
                 return OutputReference(size + names, None)
-        for at, place in enumerate(places):
-            if kept[at] is None and graph.nodes[place].for_each is not None:
-                kept[at] = await self._list_of(run_id, place)
+        for at, index in enumerate(indexes):
+            if kept[at] is None and graph.nodes[index].for_each is not None:
+                kept[at] = await self._list_of(run_id, index)
         found = [None if value is None else orjson.loads(value) for value in kept]
         if single:
             return found[0]
-        return {graph.nodes[at].id: value for at, value in zip(places, found, strict=True)}
+        return {graph.nodes[at].id: value for at, value in zip(indexes, found, strict=True)}
 
     async def _sizes_of_lists(
-        self, run_id: str, graph: Graph, places: Sequence[int]
+        self, run_id: str, graph: Graph, indexes: Sequence[int]
     ) -> dict[int, int]:
         """How many bytes the outputs of these mapped nodes have, of those that are completed."""
-        mapped = [place for place in places if graph.nodes[place].for_each is not None]
+        mapped = [index for index in indexes if graph.nodes[index].for_each is not None]
         if not mapped:
             return {}
         nodes, maps = keys_of(run_id)[1], keys_of(run_id)[7]
         asked: list[Command] = [("HMGET", nodes, *mapped), ("HMGET", maps, *mapped)]
         states, texts = await self._redis.call_many(asked)
         counts = {
-            place: MapCounts.parse(text)
-            for place, state, text in zip(mapped, states, texts, strict=True)
+            index: MapCounts.parse(text)
+            for index, state, text in zip(mapped, states, texts, strict=True)
             if text is not None and state is not None and state.startswith(b"C")
         }
         # What a fork reused is kept as one output, like that of any other node.
-        return {place: one.output_size for place, one in counts.items() if not one.is_reused}
+        return {index: one.output_size for index, one in counts.items() if not one.is_reused}
 
     async def _list_of(self, run_id: str, index: int) -> bytes | None:
         """The output of a mapped node, if it is completed."""
         state = await self._redis.call("HGET", keys_of(run_id)[1], index)
         if state is None or not state.startswith(b"C"):
             return None
-        return await self._outputs.of_map(run_id, index)
+        return await self._outputs.mapped_output(run_id, index)
 
     async def _graph(self, digest: bytes, retries: bytes) -> Graph:
         graph = await stored_graph(self._redis, self._definitions, digest.decode(), retries)
@@ -527,7 +521,7 @@ class RedisRecords(BaseRecords):
     # ── what is asked for, and made afterwards ───────────────────────────────────────────
 
     async def accept(self, submit: Submit, now: float) -> Submit:
-        """See `Acceptance.accept`: to be made is what it returns, under the id it has there."""
+        """See `RedisAcceptedRuns.accept`. The caller makes the run that it returns."""
         return await self._acceptance.accept(submit, now)
 
     async def made(self, submit: Submit) -> None:

@@ -32,9 +32,9 @@ from dovetail.stores.redis.codec import (
     node_of,
     node_text,
     source,
-    split_record,
     time_text,
 )
+from dovetail.stores.redis.items import split_record
 from dovetail.stores.redis.scope import RunHeader
 
 MAX_TRIES = 8
@@ -80,10 +80,10 @@ def _damaged(run_id: str, why: str) -> DamagedLog:
 
 def _outputs(graph: Graph, flat: Sequence[bytes]) -> dict[str, Any]:
     found = {}
-    for place, output in zip(flat[::2], flat[1::2], strict=False):
-        if place.isdigit() and int(place) < len(graph.nodes):
+    for index, output in zip(flat[::2], flat[1::2], strict=False):
+        if index.isdigit() and int(index) < len(graph.nodes):
             try:
-                found[graph.nodes[int(place)].id] = orjson.loads(output)
+                found[graph.nodes[int(index)].id] = orjson.loads(output)
             except ValueError:
                 continue  # as a missing output, which is reported if a node needs it
     return found
@@ -108,12 +108,12 @@ async def strays(
     found = []
     try:
         left = orjson.loads(pending) if pending else {"ready": [], "queue": []}
-        waiting = {int(place) for place in (*left["ready"], *left["queue"])}
+        waiting = {int(index) for index in (*left["ready"], *left["queue"])}
     except (LookupError, TypeError, ValueError):
         waiting = {-1}
     if waiting != set(made.undecided):
         found.append("the run waits for verdicts of other nodes than its log says")
-    members = sorted(int(place) for place in held) if isinstance(held, list) else [-1]
+    members = sorted(int(index) for index in held) if isinstance(held, list) else [-1]
     if members != sorted(kept.held):
         found.append(f"the run holds the nodes {members} back; held are {sorted(kept.held)}")
     return found
@@ -133,10 +133,10 @@ async def write_back(
 def _nodes(flat: Sequence[bytes]) -> dict[int, NodeState]:
     """What of the nodes' states can be read."""
     found = {}
-    for place, text in zip(flat[::2], flat[1::2], strict=False):
-        if place.isdigit():
+    for index, text in zip(flat[::2], flat[1::2], strict=False):
+        if index.isdigit():
             try:
-                found[int(place)] = node_of(text.decode())
+                found[int(index)] = node_of(text.decode())
             except (LookupError, ValueError):
                 continue
     return found
@@ -149,36 +149,36 @@ def _parts(made: RebuiltRun, kept: Mapping[int, NodeState], now: float) -> dict[
     # Whatever was published is offered again, under a token of its own.
     active = sum(node.status is NodeStatus.RUNNING for node in run.nodes)
     held: list[int] = []
-    for place, node in enumerate(run.nodes):
+    for index, node in enumerate(run.nodes):
         if node.status is NodeStatus.QUEUED and node.until is None:
             if limit is not None and active >= limit:
                 node.phase = Phase.HELD
-                held.append(place)
+                held.append(index)
             else:
                 node.phase = Phase.PUBLISHED
                 active += 1
     nodes: list[Any] = ["counts", f"{run.unfinished}|{active}|0"]
     deps: list[Any] = []
     ends: list[Any] = []
-    for place, (spec, node) in enumerate(zip(run.graph.nodes, run.nodes, strict=True)):
+    for index, (spec, node) in enumerate(zip(run.graph.nodes, run.nodes, strict=True)):
         if node.status is NodeStatus.PENDING:
             done = sum(is_done(run, parent) for parent in spec.parents)
             skipped = sum(run.nodes[p].status is NodeStatus.SKIPPED for p in spec.parents)
             if count := UNIT * (done + skipped) + done:
-                deps += (place, str(count))
+                deps += (index, str(count))
             if node.epoch == 1:
                 continue  # as if nothing had happened to it
-        nodes += (place, _text(node, kept.get(place), nonce, now))
+        nodes += (index, _text(node, kept.get(index), nonce, now))
         if (end := end_text(node, run.graph)) is not None:
-            ends += (place, end)
+            ends += (index, end)
     completed = {i for i, n in enumerate(run.nodes) if n.status is NodeStatus.COMPLETED}
     return {
         "meta": _meta(made),
         "nodes": nodes,
         "deps": deps,
         "ends": ends,
-        "held": [value for place in held for value in (place, place)],
-        "outputs": [place for place in range(len(run.nodes)) if place not in completed],
+        "held": [value for index in held for value in (index, index)],
+        "outputs": [index for index in range(len(run.nodes)) if index not in completed],
     }
 
 

@@ -29,16 +29,9 @@ from dovetail.core.templates import NodeValue, Scope
 from dovetail.core.transitions import Complete, Dispatch, Submit
 from dovetail.redis_client.pipelined import Argument, Command, PipelinedRedis
 from dovetail.stores.records import Definitions
-from dovetail.stores.redis.codec import (
-    UNIT,
-    Fields,
-    GraphShape,
-    MapCounts,
-    nodes_of,
-    output_in,
-    source,
-)
+from dovetail.stores.redis.codec import UNIT, Fields, GraphShape, nodes_of, source
 from dovetail.stores.redis.definitions import definition, definition_key
+from dovetail.stores.redis.items import MapCounts, output_in
 from dovetail.stores.redis.run_index import ORIGIN_FIELDS, RunOrigin, origin
 
 MAX_CACHED_RUNS = 4096
@@ -171,7 +164,7 @@ class RedisOutputs:
 
     async def first(self, wanted: Mapping[str, Sequence[int]], most: int) -> dict[str, OutputPart]:
         """By run, as many of the wanted ones as have together so many bytes; maybe none."""
-        asked = [self._asking(run_id, places, most, 0) for run_id, places in wanted.items()]
+        asked = [self.read_command(run_id, places, most, 0) for run_id, places in wanted.items()]
         answers = await self._redis.call_many(asked)
         return {run_id: OutputPart(*part) for run_id, part in zip(wanted, answers, strict=True)}
 
@@ -183,25 +176,27 @@ class RedisOutputs:
         found: dict[int, bytes] = {}
         while places:
             (answer,) = await self._redis.call_many(
-                [self._asking(run_id, places, OUTPUT_PART_BYTES, 1, key)]
+                [self.read_command(run_id, places, OUTPUT_PART_BYTES, 1, key)]
             )
             part = OutputPart(*answer)
             if part.epoch != epoch:
                 return None
-            found |= there(places, part.outputs)
+            found |= outputs_by_place(places, part.outputs)
             places = places[len(part.outputs) :]
         return found
 
-    def _asking(
+    def read_command(
         self, run_id: str, places: Sequence[int], most: int, least: int, key: str = "out"
     ) -> Command:
+        """Reads as many of the first of these as have at most `most` bytes together, and in any
+        case `least` of them. The reply is an `OutputPart`."""
         own = f"wf:{{{run_id}}}:"
         args: list[Argument] = [most, least, *places[:MAX_OUTPUTS_PER_CALL]]
         return self._redis.script_command(
             source("within", "outputs"), (own + "meta", own + key), args
         )
 
-    async def of_map(self, run_id: str, index: int) -> bytes | None:
+    async def mapped_output(self, run_id: str, index: int) -> bytes | None:
         """The output of a mapped node, a list with the outputs of its items. None if the run does
         not have them any more."""
         own = f"wf:{{{run_id}}}:"
@@ -217,8 +212,8 @@ class RedisOutputs:
         return b"[%b]" % b",".join(output_in(records.get(place)) for place in places)
 
 
-def there(places: Sequence[int], outputs: Sequence[bytes | None]) -> dict[int, bytes]:
-    """Outputs by place, of the first of these places."""
+def outputs_by_place(places: Sequence[int], outputs: Sequence[bytes | None]) -> dict[int, bytes]:
+    """The outputs that exist. They are of the first of these places."""
     pairs = zip(places, outputs, strict=False)
     return {place: output for place, output in pairs if output is not None}
 
@@ -241,17 +236,17 @@ class RedisTemplateScope:
         self._nodes: dict[str, NodeValue] = {}
         self._inputs: tuple[Sequence[int], dict[str, Any]] | None = None
 
-    def add(self, place: int, status: NodeStatus, output: Any, error: Any) -> None:
+    def add(self, index: int, status: NodeStatus, output: Any, error: Any) -> None:
         self._inputs = None
-        name = self.run.graph.nodes[place].id
+        name = self.run.graph.nodes[index].id
         self._nodes[name] = new_tuple(NodeValue, (name, status, output, error))
 
-    def add_completed(self, places: Sequence[int], outputs: Sequence[bytes]) -> None:
+    def add_completed(self, indexes: Sequence[int], outputs: Sequence[bytes]) -> None:
         """Add these nodes, from what was stored of them; a join may have thousands of parents."""
         self._inputs = None
         nodes, known, completed = self.run.graph.nodes, self._nodes, NodeStatus.COMPLETED
-        for place, output in zip(places, orjson.loads(b"[%b]" % b",".join(outputs)), strict=True):
-            name = nodes[place].id
+        for index, output in zip(indexes, orjson.loads(b"[%b]" % b",".join(outputs)), strict=True):
+            name = nodes[index].id
             known[name] = new_tuple(NodeValue, (name, completed, output, None))
 
     def get(self, name: str) -> Any:
@@ -262,15 +257,15 @@ class RedisTemplateScope:
             raise KeyError(name)
         return self.run.get(name)
 
-    def leave_unread(self, places: Iterable[int]) -> None:
+    def leave_unread(self, indexes: Iterable[int]) -> None:
         nodes = self.run.graph.nodes
-        self.unread.update(nodes[place].id for place in places)
+        self.unread.update(nodes[index].id for index in indexes)
 
-    def inputs(self, place: int) -> dict[str, Any] | None:
+    def inputs(self, index: int) -> dict[str, Any] | None:
         """Outputs of the completed parents by id: the very same for siblings. None if one of them
         was not read: together they are too large to travel."""
         names = self.run.graph.nodes
-        parents = names[place].parents
+        parents = names[index].parents
         if self.unread and any(names[parent].id in self.unread for parent in parents):
             return None
         if self._inputs is None or self._inputs[0] != parents:
@@ -302,7 +297,7 @@ class OutputCache:
         self._runs.pop(run_id, None)
 
     def taken(self, run_id: str) -> Mapping[int, Any]:
-        """Outputs by place. Whatever is missing is read."""
+        """Outputs by index. Whatever is missing is read."""
         return self._runs.pop(run_id, {})
 
 
@@ -351,33 +346,29 @@ class RedisScopes:
         )
         return made
 
-    def _reading(self, run_id: str, places: Sequence[int], most: int) -> Command:
+    def _reading(self, run_id: str, indexes: Sequence[int], most: int) -> Command:
         """Asks for the outputs of these; if they are many, for as many as fit into `most`."""
-        own = f"wf:{{{run_id}}}:"
-        if len(places) <= PLAIN_READ_OUTPUTS:
-            return ("HMGET", own + "out", *places)
-        args = [most, 0, *places[:MAX_OUTPUTS_PER_CALL]]
-        return self._redis.script_command(
-            source("within", "outputs"), (own + "meta", own + "out"), args
-        )
+        if len(indexes) <= PLAIN_READ_OUTPUTS:
+            return ("HMGET", f"wf:{{{run_id}}}:out", *indexes)
+        return self._outputs.read_command(run_id, indexes, most, 0)
 
     async def only(self, run: RunState, names: Iterable[str]) -> RedisTemplateScope:
         """With these nodes alone, in parts. Raises `TooLarge` if a node may not read so much."""
         scope = RedisTemplateScope(run)
         index = run.graph.index
-        places = {name: index[name] for name in names if name in index}
-        sizes = await self.sizes(run, places)
+        indexes = {name: index[name] for name in names if name in index}
+        sizes = await self.sizes(run, indexes)
         check_rendering(sizes, self.max_input_bytes)
         for part in parts(sizes):
-            wanted = [places[name] for name in part]
+            wanted = [indexes[name] for name in part]
             answer = await self._redis.call("HMGET", f"wf:{{{run.id}}}:out", *wanted)
             await self._add([(scope, wanted)], [answer])
         return scope
 
-    async def sizes(self, run: RunState, places: Mapping[str, int]) -> dict[str, int]:
+    async def sizes(self, run: RunState, indexes: Mapping[str, int]) -> dict[str, int]:
         """The bytes of these outputs, 0 for one that is not there."""
         own = f"wf:{{{run.id}}}:"
-        wanted = [*places.values()]
+        wanted = [*indexes.values()]
         asked = [
             self._redis.script_command(
                 source("input_sizes"), [own + "out"], wanted[at : at + MAX_OUTPUTS_PER_CALL]
@@ -385,52 +376,52 @@ class RedisScopes:
             for at in range(0, len(wanted), MAX_OUTPUTS_PER_CALL)
         ]
         answers = await self._redis.call_many(asked)
-        found = dict(zip(places, (size for answer in answers for size in answer), strict=True))
+        found = dict(zip(indexes, (size for answer in answers for size in answer), strict=True))
         shape = self._headers.shape(run.graph)
         if maps := [name for name, size in found.items() if not size and shape.mapped]:
-            maps = [name for name in maps if shape.is_mapped(places[name])]
+            maps = [name for name in maps if shape.is_mapped(indexes[name])]
             keys = ("nodes", "maps")
-            asked = [("HGET", own + key, places[name]) for name in maps for key in keys]
+            asked = [("HGET", own + key, indexes[name]) for name in maps for key in keys]
             states = iter(await self._redis.call_many(asked))
             for name, state, counts in zip(maps, states, states, strict=False):
                 if state is not None and state[:1] == b"C" and counts is not None:
                     found[name] = MapCounts.parse(counts).output_size
         return found
 
-    async def of_map(self, run: RunState, index: int) -> bytes:
+    async def mapped_output(self, run: RunState, index: int) -> bytes:
         """The output of a completed mapped node. Raises `StoreError` if it is gone."""
-        found = await self._outputs.of_map(run.id, index)
+        found = await self._outputs.mapped_output(run.id, index)
         if found is None:
             name = run.graph.nodes[index].id
             raise StoreError(f"run {run.id}: the items of '{name}' are not there any more")
         return found
 
     async def of(
-        self, run: RunState, places: list[int], *, behind: Sequence[Command]
+        self, run: RunState, indexes: list[int], *, behind: Sequence[Command]
     ) -> tuple[RedisTemplateScope, list[Any]]:
         """These nodes, read behind what is asked first, with the answers to that."""
         scope = RedisTemplateScope(run)
-        reading: list[Command] = [self._reading(run.id, places, PART_BYTES)] if places else []
+        reading: list[Command] = [self._reading(run.id, indexes, PART_BYTES)] if indexes else []
         answers = await self._redis.call_many([*behind, *reading])
-        if places:
-            await self._add([(scope, places)], [_outputs(places, answers[-1])])
+        if indexes:
+            await self._add([(scope, indexes)], [_outputs(indexes, answers[-1])])
         return scope, answers[: len(behind)]
 
     async def _add(
         self, missing: Sequence[tuple[RedisTemplateScope, list[int]]], answers: Sequence[Any]
     ) -> None:
-        """Add nodes to scenes, from what was answered when their outputs were asked for."""
+        """Add nodes to scopes, from the replies to the commands that read their outputs."""
         doubtful: list[tuple[RedisTemplateScope, list[int]]] = []
-        for (scope, places), answer in zip(missing, answers, strict=True):
-            if len(answer) < len(places):  # as many as fitted
-                scope.leave_unread(places[len(answer) :])
+        for (scope, indexes), answer in zip(missing, answers, strict=True):
+            if len(answer) < len(indexes):  # as many as fitted
+                scope.leave_unread(indexes[len(answer) :])
             known = [output for output in answer if output is not None]
-            if len(known) == len(places):  # only a completed node has an output
-                scope.add_completed(places, known)
+            if len(known) == len(indexes):  # only a completed node has an output
+                scope.add_completed(indexes, known)
                 continue
-            pairs = [*zip(places, answer, strict=False)]
-            scope.add_completed([place for place, output in pairs if output is not None], known)
-            if lacking := [place for place, output in pairs if output is None]:
+            pairs = [*zip(indexes, answer, strict=False)]
+            scope.add_completed([index for index, output in pairs if output is not None], known)
+            if lacking := [index for index, output in pairs if output is None]:
                 doubtful.append((scope, lacking))
         await self._look_closer(doubtful)
 
@@ -438,27 +429,27 @@ class RedisScopes:
         """Add nodes that had no output: they were skipped, or failed, or run again since a retry.
         The outputs last: one that completes in between has its output then."""
         commands: list[Command] = [
-            ("HMGET", f"wf:{{{scope.run.id}}}:{part}", *places)
-            for scope, places in doubtful
+            ("HMGET", f"wf:{{{scope.run.id}}}:{part}", *indexes)
+            for scope, indexes in doubtful
             for part in ("nodes", "ends", "out")
         ]
         answers = iter(await self._redis.call_many(commands))
-        for scope, places in doubtful:
+        for scope, indexes in doubtful:
             states, ends, outputs = next(answers), next(answers), next(answers)
-            found = nodes_of(scope.run.graph, places, states, outputs, ends)
+            found = nodes_of(scope.run.graph, indexes, states, outputs, ends)
             shape = self._headers.shape(scope.run.graph)
-            for (place, node), stored in zip(found.items(), outputs, strict=True):
+            for (index, node), stored in zip(found.items(), outputs, strict=True):
                 output = None
                 if node.status is NodeStatus.COMPLETED:
                     output = node.output
-                    if stored is None and shape.is_mapped(place):
-                        output = orjson.loads(await self.of_map(scope.run, place))
-                scope.add(place, node.status, output, node.error)
+                    if stored is None and shape.is_mapped(index):
+                        output = orjson.loads(await self.mapped_output(scope.run, index))
+                scope.add(index, node.status, output, node.error)
 
 
-def _outputs(places: Sequence[int], answer: Any) -> Sequence[bytes | None]:
-    """Of the first of these places, from what `_reading` was answered."""
-    found: Sequence[bytes | None] = answer if len(places) <= PLAIN_READ_OUTPUTS else answer[1]
+def _outputs(indexes: Sequence[int], answer: Any) -> Sequence[bytes | None]:
+    """Of the first of these indexes, from what `_reading` was answered."""
+    found: Sequence[bytes | None] = answer if len(indexes) <= PLAIN_READ_OUTPUTS else answer[1]
     return found
 
 
@@ -480,7 +471,7 @@ class ConditionEvaluator:
         run, shape = header.run, header.shape
         own = f"wf:{{{run.id}}}:"
         while True:
-            reads = {place: None for node in ready for place in shape.asks[node]}
+            reads = {index: None for node in ready for index in shape.asks[node]}
             commands: list[Command] = [("HMGET", own + "meta", "status", "epoch", "pending")]
             if ready:
                 commands.append(("HMGET", own + "deps", *ready))
@@ -496,45 +487,45 @@ class ConditionEvaluator:
             ready = named
         fed = _fed(header, ready, replies[1])
         results = {
-            place: await self._evaluate(header, place, scope)
-            for place in named
-            if place in fed and run.graph.nodes[place].condition is not None
+            index: await self._evaluate(header, index, scope)
+            for index in named
+            if index in fed and run.graph.nodes[index].condition is not None
         }
         fields: Fields = {
             "epoch": int(epoch),
-            "verdicts": {str(place): verdict for place, verdict in results.items()},
+            "verdicts": {str(index): verdict for index, verdict in results.items()},
             "families": {},
         }
         if any(isinstance(verdict, str) for verdict in results.values()):
             return ConditionResults(fields, shape.whole)
-        skipped = [place for place in named if place not in fed or results.get(place) is False]
+        skipped = [index for index in named if index not in fed or results.get(index) is False]
         return ConditionResults(fields | {"families": shape.families(named, skipped)}, b"")
 
     async def _evaluate(
-        self, header: RunHeader, place: int, scope: RedisTemplateScope
+        self, header: RunHeader, index: int, scope: RedisTemplateScope
     ) -> bool | str:
         nodes = header.run.graph.nodes
-        names = [nodes[asked].id for asked in header.shape.asks[place]]
+        names = [nodes[asked].id for asked in header.shape.asks[index]]
         if scope.unread.isdisjoint(names):
-            return _evaluate(header, place, scope)
+            return _evaluate(header, index, scope)
         try:  # it names many, or large ones
-            return _evaluate(header, place, await self._scopes.only(header.run, names))
+            return _evaluate(header, index, await self._scopes.only(header.run, names))
         except TooLarge as problem:
-            return _failed(nodes[place].id, problem)
+            return _failed(nodes[index].id, problem)
 
 
 def _fed(header: RunHeader, ready: Iterable[int], counts: Iterable[bytes | None]) -> set[int]:
     """Nodes that run if their condition says so: a parent completed, or they have none."""
     nodes = header.run.graph.nodes
     return {
-        place
-        for place, count in zip(ready, counts, strict=True)
-        if not nodes[place].parents or int(count or 0) % UNIT
+        index
+        for index, count in zip(ready, counts, strict=True)
+        if not nodes[index].parents or int(count or 0) % UNIT
     }
 
 
-def _evaluate(header: RunHeader, place: int, scope: Scope) -> bool | str:
-    spec = header.run.graph.nodes[place]
+def _evaluate(header: RunHeader, index: int, scope: Scope) -> bool | str:
+    spec = header.run.graph.nodes[index]
     assert spec.condition is not None  # noqa: S101
     try:
         return bool(spec.condition(scope))

@@ -21,7 +21,6 @@ from dovetail.stores.records import StoredDefinition
 from dovetail.stores.redis.codec import (
     PARTS,
     UNIT,
-    MapCounts,
     end_text,
     event_text,
     failure_of,
@@ -32,6 +31,7 @@ from dovetail.stores.redis.codec import (
     weight_text,
 )
 from dovetail.stores.redis.definitions import definition_key
+from dovetail.stores.redis.items import MapCounts
 
 PIECE_SIZE = 1000
 """Of a hash or a list, in one command."""
@@ -102,16 +102,16 @@ def fork_parts(run: RunState, events: Iterable[Event], stored: StoredDefinition)
     outputs: dict[int, bytes] = {}
     ends: dict[int, str] = {}
     maps: dict[int, str] = {}
-    for place, node in enumerate(run.nodes):
+    for index, node in enumerate(run.nodes):
         if node.status is NodeStatus.PENDING:
             continue
-        nodes[place] = node_text(node)
+        nodes[index] = node_text(node)
         if node.status is NodeStatus.COMPLETED:
-            outputs[place] = orjson.dumps(node.output)
-            if (items := MapCounts.of_reused(graph, place, node)) is not None:
-                maps[place] = items.text
+            outputs[index] = orjson.dumps(node.output)
+            if (items := MapCounts.of_reused(graph, index, node)) is not None:
+                maps[index] = items.text
         elif (end := end_text(node, graph)) is not None:
-            ends[place] = end
+            ends[index] = end
     return {
         "meta": _meta(run, stored),
         "nodes": nodes,
@@ -119,7 +119,7 @@ def fork_parts(run: RunState, events: Iterable[Event], stored: StoredDefinition)
         "out": outputs,
         "ends": ends,
         "events": [event_text(event, graph) for event in events],
-        "held": {str(place): place for place in run.held},
+        "held": {str(index): index for index in run.held},
         "maps": maps,  # of reused nodes; no list is rendered yet
         "items": {},
         "queue": {},
@@ -155,8 +155,8 @@ def _meta(run: RunState, stored: StoredDefinition) -> dict[str, Argument]:
 def _settled_parents(run: RunState) -> dict[int, int]:
     """What `deps` has of each node that waits."""
     pending = (
-        (place, len(spec.parents) - node.waiting, node.fed)
-        for place, (spec, node) in enumerate(zip(run.graph.nodes, run.nodes, strict=True))
+        (index, len(spec.parents) - node.waiting, node.fed)
+        for index, (spec, node) in enumerate(zip(run.graph.nodes, run.nodes, strict=True))
         if node.status is NodeStatus.PENDING
     )
-    return {place: settled * UNIT + fed for place, settled, fed in pending if settled}
+    return {index: settled * UNIT + fed for index, settled, fed in pending if settled}

@@ -41,7 +41,7 @@ from dovetail.core.outputs import (
     parts,
 )
 from dovetail.core.run import Phase, RunState
-from dovetail.core.states import NodeStatus, RunStatus
+from dovetail.core.states import RunStatus
 from dovetail.core.step import begin
 from dovetail.core.transitions import (
     NOTHING,
@@ -66,21 +66,16 @@ from dovetail.engine.supervisor import bisect_failures, describe_error
 from dovetail.redis_client.pipelined import Argument, Command, PipelinedRedis
 from dovetail.stores.records import no_run
 from dovetail.stores.redis.codec import (
-    PENDING,
+    LEFT_PENDING,
     SEPARATOR,
     WIDE,
     Fields,
-    MapCounts,
-    StoredMaps,
-    add_ended,
-    add_maps,
     decode_decision,
     encode_transition,
     event_of,
     joined,
     keys_of,
     new_nonce,
-    output_in,
     pairs,
     place_in,
     run_of,
@@ -107,6 +102,14 @@ from dovetail.stores.redis.fast_path import (
     submit_args,
     submitted,
 )
+from dovetail.stores.redis.items import (
+    MapCounts,
+    StoredMaps,
+    add_ended,
+    add_maps,
+    output_in,
+    refer_to_large_maps,
+)
 from dovetail.stores.redis.repair import (
     MAX_TRIES,
     end_by_force,
@@ -124,7 +127,7 @@ from dovetail.stores.redis.scope import (
     RedisTemplateScope,
     RunHeader,
     RunHeaderCache,
-    there,
+    outputs_by_place,
 )
 from dovetail.stores.redis.staging import fork_parts, write_run
 from dovetail.stores.redis.timers import ACTIVE
@@ -519,7 +522,7 @@ class RedisStore:
                 decisions.append(decode_decision(answer, header.run, seq, usual=self._events))
                 seq += len(answer[1])
             if why == b"pending":
-                cause, ready = todo[len(answers) - 1], answers[-1][PENDING]
+                cause, ready = todo[len(answers) - 1], answers[-1][LEFT_PENDING]
                 decisions[-1] = joined(decisions[-1], await self._settle(header, cause, ready))
                 if cause["kind"] == "take_over":  # it stopped there; its last orders are all orders
                     (rest,) = await self._step(run_id, header, [{**cause, "behind": "0.0"}])
@@ -550,7 +553,7 @@ class RedisStore:
             request = {"kind": "settle", "now": cause["now"], "nonce": cause["nonce"]}
             request |= results.fields
             _, _, seq, (answer,) = await self._call(header, [request], results.graph)
-            decision, ready = decode_decision(answer, header.run, seq), answer[PENDING]
+            decision, ready = decode_decision(answer, header.run, seq), answer[LEFT_PENDING]
             whole = joined(whole, decision)
             if decision and not ready:
                 break
@@ -640,7 +643,7 @@ class RedisStore:
             for place in of_nodes:
                 if place in found or not shape.is_mapped(place):
                     continue
-                if (text := await self._outputs.of_map(run.id, place)) is not None:
+                if (text := await self._outputs.mapped_output(run.id, place)) is not None:
                     found[place] = text
         if found is None or any(place not in found for place in places):
             raise StoreError(f"run {run.id}: its outputs are not those of epoch {run.epoch} now")
@@ -703,7 +706,7 @@ class RedisStore:
         known = header.run
         run = RunState(run_id, known.graph, known.params, known.created_at, known.version)
         fields |= take_counts(states)
-        run_of(run, fields, states, counts, there(places, small) | rest, endings, seq)
+        run_of(run, fields, states, counts, outputs_by_place(places, small) | rest, endings, seq)
         if stored is not None:
             add_maps(run, stored, endings, records or {})
             if outputs and room is not None:
@@ -747,16 +750,16 @@ class RedisStore:
     async def ended(self, run_id: str) -> None:
         asking: list[Command] = [
             ("HGET", keys_of(run_id)[0], "finished_at"),
-            ("ZSCORE", ACTIVE, run_id),  # it leaves the agenda when it is listed as what it is
+            ("ZSCORE", ACTIVE, run_id),  # it is active until the lists have its end
         ]
         pauses = iter(LISTED_SECONDS)
         while True:
-            finished_at, on_agenda = await self._redis.call_many(asking)
+            finished_at, active = await self._redis.call_many(asking)
             if finished_at is None:
                 raise no_run(run_id, "Redis")
             if not finished_at:
                 await self._news(run_id)
-            elif on_agenda is None or (pause := next(pauses, None)) is None:
+            elif active is None or (pause := next(pauses, None)) is None:
                 return
             else:
                 await asyncio.sleep(pause)
@@ -782,22 +785,22 @@ class RedisStore:
         return await self._scopes.read(orders)
 
     async def scope_of(self, order: Dispatch) -> RedisTemplateScope:
-        run, place, *_ = order
+        run, index, *_ = order
         nodes = run.graph.nodes
-        if nodes[place].for_each is not None:
+        if nodes[index].for_each is not None:
             needs = self._headers.shape(run.graph).needs_of(order)
             return await self._scopes.only(run, [nodes[need].id for need in needs])
-        scope = await self._scopes.only(run, nodes[place].config.reads)
+        scope = await self._scopes.only(run, nodes[index].config.reads)
         scope.leave_unread(
             parent
-            for parent in nodes[place].parents
-            if nodes[parent].id not in nodes[place].config.reads
+            for parent in nodes[index].parents
+            if nodes[parent].id not in nodes[index].config.reads
         )
         return scope
 
     async def parents_facts(self, order: Dispatch, reads: Container[str]) -> Facts | None:
-        run, place, *_ = order
-        sizes = await self._input_sizes(run, place)
+        run, index, *_ = order
+        sizes = await self._input_sizes(run, index)
         facts = {NAMES: names_digest(sizes)} if NAMES in reads else {}
         read = {name: size for name, size in sizes.items() if INPUT + name in reads}
         if sum(read.values()) > self._scopes.max_input_bytes:
@@ -815,9 +818,9 @@ class RedisStore:
         run = (await self._known(task.run_id)).run
         return await self._input_sizes(run, run.graph.index[split_name(task.node_id)[0]])
 
-    async def _input_sizes(self, run: RunState, place: int) -> dict[str, int]:
+    async def _input_sizes(self, run: RunState, index: int) -> dict[str, int]:
         nodes = run.graph.nodes
-        parents = {nodes[parent].id: parent for parent in nodes[place].parents}
+        parents = {nodes[parent].id: parent for parent in nodes[index].parents}
         sizes = await self._scopes.sizes(run, parents)
         return {name: size for name, size in sizes.items() if size}  # only completed ones have one
 
@@ -826,13 +829,13 @@ class RedisStore:
         return await self._read_outputs((await self._known(task.run_id)).run, names)
 
     async def _read_outputs(self, run: RunState, names: Sequence[str]) -> dict[str, bytes]:
-        places = [run.graph.index[name] for name in names]
-        found = await self._redis.call("HMGET", keys_of(run.id)[3], *places)
+        indexes = [run.graph.index[name] for name in names]
+        found = await self._redis.call("HMGET", keys_of(run.id)[3], *indexes)
         shape = self._headers.shape(run.graph)
         if shape.mapped:
-            for at, place in enumerate(places):
-                if found[at] is None and shape.is_mapped(place):
-                    found[at] = await self._scopes.of_map(run, place)
+            for at, index in enumerate(indexes):
+                if found[at] is None and shape.is_mapped(index):
+                    found[at] = await self._scopes.mapped_output(run, index)
         if gone := [name for name, text in zip(names, found, strict=True) if text is None]:
             raise StoreError(
                 f"run {run.id}: the output of '{gone[0]}' is not there any more; the run was "
@@ -860,16 +863,6 @@ class RedisStore:
         if header is None:
             raise no_run(run_id, "Redis")
         return header
-
-
-def refer_to_large_maps(run: RunState, stored: StoredMaps, room: ReadBudget) -> None:
-    """Replace the outputs of completed mapped nodes by references where there is no room for
-    them."""
-    for index, text in stored.maps.items():
-        if index < PLACES and run.nodes[index].status is NodeStatus.COMPLETED:
-            counts = MapCounts.parse(text)
-            if not counts.is_reused and counts.output_size > room.each:
-                run.nodes[index].output = OutputReference(counts.output_size, index)
 
 
 def _is_about(graph: Graph, move: Transition) -> bool:
@@ -1080,16 +1073,16 @@ class RedisLeases:
                 source(*RULES),
                 keys_of(run_id),
                 [
-                    orjson.dumps({"moves": [_renewal(tasks[at], now, until) for at in places]}),
+                    orjson.dumps({"moves": [_renewal(tasks[at], now, until) for at in positions]}),
                     b"",
                 ],
             )
-            for run_id, places in by_run.items()
+            for run_id, positions in by_run.items()
         ]
         if asked:
             answers = await self._redis.call_many(asked)
-            for places, (_, _, _, decisions) in zip(by_run.values(), answers, strict=True):
-                for at, decision in zip(places, decisions, strict=True):
+            for positions, (_, _, _, decisions) in zip(by_run.values(), answers, strict=True):
+                for at, decision in zip(positions, decisions, strict=True):
                     kept[at] = bool(decision[0])
         if unindexed := [at for at, task in enumerate(tasks) if task.place is None]:
             moves = [

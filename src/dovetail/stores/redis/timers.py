@@ -130,7 +130,7 @@ class RedisTimerIndex:
         return max(0.0, min(float(facts["uptime_in_seconds"]) for facts in replies) - 1)
 
     async def remember_all(self, now: float) -> None:
-        """Put every run on the agenda that has not ended, whatever was lost."""
+        """Make every run active that has not ended, whatever was lost."""
         async for keys in scanned(self._redis, "wf:{*}:meta"):
             if keys:
                 unfinished = await bisect_failures(self._unfinished, keys, _not_to_be_known)

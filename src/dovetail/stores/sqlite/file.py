@@ -38,7 +38,7 @@ _READABLE = partial(str, encoding="utf-8", errors="replace")
 
 @cache
 def statements() -> dict[str, str]:
-    """The SQL of sqlite.sql, by name."""
+    """The SQL of queries.sql, by name."""
     return named_statements("dovetail.stores.sqlite")
 
 

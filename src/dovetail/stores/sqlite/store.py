@@ -372,11 +372,13 @@ class SqliteStore:
         staged = [self._step(runs[move.run_id], move, now) for move in moves]
         if durable:
             await self._commits.flush()
-            for place, one in enumerate(staged):
+            for position, one in enumerate(staged):
                 if not one.decision:
                     # Only what is kept meets what others kept. A refusal is kept nowhere, so
                     # it is made again with the newest state.
-                    (one.decision,) = await self._apply_anywhere(moves[place : place + 1], now)
+                    (one.decision,) = await self._apply_anywhere(
+                        moves[position : position + 1], now
+                    )
         else:
             self._commits.schedule()
         return [one.decision for one in staged]
@@ -393,31 +395,31 @@ class SqliteStore:
         did not arrive as it was, the refusal is made again.
         """
         decisions = [NOTHING] * len(moves)
-        open_places = list(range(len(moves)))
-        while open_places:
+        open_positions = list(range(len(moves)))
+        while open_positions:
             tried = []
-            for place in open_places:
+            for position in open_positions:
                 try:
-                    kept = self._fetch(moves[place].run_id)
+                    kept = self._fetch(moves[position].run_id)
                 except BrokenRun as error:
                     # A result, say, of a run that was damaged meanwhile: nothing follows from it,
                     # and the caller goes on with others.
-                    self._log_set_aside(moves[place].run_id, error)
+                    self._log_set_aside(moves[position].run_id, error)
                     continue
                 if kept is not None:
                     unsure = kept.has_pending_writes
                     reading = kept.reading
                     tried.append(
-                        (place, kept, unsure, reading, self._step(kept, moves[place], now))
+                        (position, kept, unsure, reading, self._step(kept, moves[position], now))
                     )
             await self._commits.flush()
-            open_places = []
-            for place, kept, unsure, reading, staged in tried:
-                decisions[place] = staged.decision
+            open_positions = []
+            for position, kept, unsure, reading, staged in tried:
+                decisions[position] = staged.decision
                 if staged.decision:
                     continue  # dropped once it is committed
                 if unsure and kept.reading != reading:
-                    open_places.append(place)
+                    open_positions.append(position)
                 elif not kept.mine:
                     self._drop(kept)
         return decisions
@@ -962,7 +964,7 @@ class SqliteStore:
         stop: Callable[[Any], bool] | None = None,
         **conditions: Any,
     ) -> list[Any]:
-        """What a statement of sqlite.sql finds; a condition is a column and its value.
+        """What a statement of queries.sql finds; a condition is a column and its value.
 
         With `stop` no row is read after the first one of which that is true.
         """
@@ -1330,8 +1332,8 @@ class InstrumentedSqliteStore(SqliteStore):
         wanted = self._listener.outputs_wanted(run.graph)
         if wanted is None:
             return
-        places = run.graph.index
-        outputs = {name: run.nodes[places[name]].output for name in wanted}
+        index = run.graph.index
+        outputs = {name: run.nodes[index[name]].output for name in wanted}
         self._listener.on_outcome(run.id, run.graph, status, outputs)
 
     def _log(self, run_id: str) -> list[Event]:

@@ -441,15 +441,18 @@ local function overweight(i, output)
   queue_ready(fail_node(i, overweight_error(output)))
 end
 
+local function worker_lost_error(nd)
+  local which = nd.c > 1 and nd.c .. ' attempts' or 'attempt ' .. nd.a
+  return '{"type":"worker_lost","message":"its worker died during ' .. which .. '"}'
+end
+
 local function lose_node(i, max_crashes, once)
   local nd = node(i)
   run.active = run.active - 1
   nd.c = nd.c + 1
   record_change(i, 'node.lost', '{"worker":' .. cjson.encode(nd.w) .. ',"crashes":' .. nd.c .. '}')
   if once or nd.c >= max_crashes then
-    local which = nd.c > 1 and nd.c .. ' attempts' or 'attempt ' .. nd.a
-    local ready, conditional = fail_node(i,
-      '{"type":"worker_lost","message":"its worker died during ' .. which .. '"}', 'worker_lost')
+    local ready, conditional = fail_node(i, worker_lost_error(nd), 'worker_lost')
     if #ready > 0 then queue_ready(ready, conditional) end
   elseif run.status ~= 'RUNNING' then
     cancel_node(i, 'run_failed')

@@ -13,6 +13,19 @@ local function delay(move, number)
   return wait
 end
 
+-- The node, or the item, waits for its next attempt.
+local function back_off(move, number)
+  local nd, wait = node(move.i), string.format('%.17g', delay(move, number))
+  set_end(move.i, nil, nil, move.error)
+  record_change(move.i, 'node.retrying', failure_data(move.error, move.traceback) .. ',"delay":'
+    .. wait .. ',"retry":' .. number .. '}')
+  nd.l, nd.w = '', ''
+  fence(nd)
+  nd.s, nd.p = 'Q', 'B'
+  nd.u = string.format('%.17g', tonumber(now) + tonumber(wait))
+  out.wake[#out.wake + 1] = {nd.u, move.i, nd.e, nd.ta, nd.n}
+end
+
 rules.fail = function(move)
   local nd = node(move.i)
   local stands = nd.s == 'R'
@@ -29,15 +42,7 @@ rules.fail = function(move)
   if final then
     queue_ready(fail_node(move.i, move.error, nil, move.traceback))
   else
-    local wait = string.format('%.17g', delay(move, number))
-    set_end(move.i, nil, nil, move.error)
-    record_change(move.i, 'node.retrying', failure_data(move.error, move.traceback) .. ',"delay":'
-      .. wait .. ',"retry":' .. number .. '}')
-    nd.l, nd.w = '', ''
-    fence(nd)
-    nd.s, nd.p = 'Q', 'B'
-    nd.u = string.format('%.17g', tonumber(now) + tonumber(wait))
-    out.wake[#out.wake + 1] = {nd.u, move.i, nd.e, nd.ta, nd.n}
+    back_off(move, number)
     fill_slots_and_finish()
   end
 end

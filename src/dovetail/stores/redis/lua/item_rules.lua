@@ -2,16 +2,17 @@
 -- transitions of nodes; `i` is the place of the item.
 local of_items = {}
 
--- The index of the node whose item a transition names, or nil if there is no such item.
-local function found(move)
-  local i = owner_of(move.i)
-  local m = map.of(i)
-  if m and number_of(move.i) < m.total then return i end
-end
-
+-- The state of the item that a transition names, if the item is in flight and has the token.
 local function with_token(move)
   local nd = item_in_flight(move.i)
   if nd ~= nil and same_token(nd, move) then return nd end
+end
+
+-- The index of the node, or nil if it has no such item, and the state as `with_token` has it.
+local function found(move)
+  local i = owner_of(move.i)
+  local m = map.of(i)
+  if m and number_of(move.i) < m.total then return i, with_token(move) end
 end
 
 -- The record of an item that has ended lacks the nonce of its token: a result with the epoch and the
@@ -55,24 +56,21 @@ local function accept_output(i, move, kind)
 end
 
 of_items.complete = function(move)
-  local i = found(move)
+  local i, nd = found(move)
   if i == nil then return end
-  local nd = with_token(move)
   if nd == nil or nd.s ~= 'R' then return refuse_item(move) end
   return accept_output(i, move, 'node.completed')
 end
 
 of_items.recall = function(move)
-  local i = found(move)
-  local nd = i ~= nil and with_token(move)
-  if not nd or nd.p ~= 'P' then return end
+  local i, nd = found(move)
+  if nd == nil or nd.p ~= 'P' then return end
   return accept_output(i, move, 'node.cached')
 end
 
 of_items.fail = function(move)
-  local i = found(move)
+  local i, nd = found(move)
   if i == nil then return end
-  local nd = with_token(move)
   if move.unrendered then
     if nd == nil or nd.p ~= 'P' then return end
   elseif nd == nil or nd.s ~= 'R' then
@@ -84,26 +82,18 @@ of_items.fail = function(move)
   if final then
     fail_item(i, move.i, move.error, nil, move.traceback)
   else
-    local m, wait = map.of(i), string.format('%.17g', delay(move, number))
-    set_end(move.i, nil, nil, move.error)
-    record_change(move.i, 'node.retrying', failure_data(move.error, move.traceback) .. ',"delay":'
-      .. wait .. ',"retry":' .. number .. '}')
+    local m = map.of(i)
     run.active = run.active - 1
     m.running = m.running - 1
-    nd.l, nd.w = '', ''
     nd.aa, nd.an = nd.ta, nd.n
-    fence(nd)
-    nd.s, nd.p = 'Q', 'B'
-    nd.u = string.format('%.17g', tonumber(now) + tonumber(wait))
-    out.wake[#out.wake + 1] = {nd.u, move.i, nd.e, nd.ta, nd.n}
+    back_off(move, number)
   end
   map.advance(i)
 end
 
 of_items.reap = function(move)
-  local i = found(move)
-  local nd = i ~= nil and with_token(move)
-  if not nd or nd.s ~= 'R' then return end
+  local i, nd = found(move)
+  if nd == nil or nd.s ~= 'R' then return end
   if nd.l == '' or tonumber(now) < tonumber(nd.l) then return end
   if needs_graph(i, move.once or nd.c + 1 >= move.max_crashes) then return NEED_GRAPH end
   map.lose_item(i, move.i, move.max_crashes, move.once)
@@ -111,9 +101,8 @@ of_items.reap = function(move)
 end
 
 of_items.park = function(move)
-  local i = found(move)
-  local nd = i ~= nil and with_token(move)
-  if not nd then return end
+  local i, nd = found(move)
+  if nd == nil then return end
   if nd.p == 'P' then
     if needs_graph(i, false) then return NEED_GRAPH end
     run.active = run.active - 1
@@ -127,14 +116,14 @@ of_items.park = function(move)
 end
 
 of_items.wake = function(move)
-  local i = found(move)
-  local nd = i ~= nil and with_token(move)
-  if not nd or nd.u == '' or tonumber(now) < tonumber(nd.u) then return end
+  local i, nd = found(move)
+  if nd == nil or nd.u == '' or tonumber(now) < tonumber(nd.u) then return end
   changed(move.i)
   nd.u = ''
   publish_item(i, move.i)
 end
 
+-- The calls of workers that renew leases do not say which nodes are mapped: `found` would find nothing.
 of_items.renew = function(move)
   local nd = with_token(move)
   if nd == nil or nd.s ~= 'R' then return end

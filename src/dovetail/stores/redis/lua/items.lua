@@ -281,9 +281,7 @@ map.lose_item = function(i, place, max_crashes, once)
   record_change(place, 'node.lost', '{"worker":' .. cjson.encode(nd.w) .. ',"crashes":' .. nd.c .. '}')
   local stopped = why_stopped(i)
   if once or nd.c >= max_crashes then
-    local which = nd.c > 1 and nd.c .. ' attempts' or 'attempt ' .. nd.a
-    fail_item(i, place, '{"type":"worker_lost","message":"its worker died during ' .. which .. '"}',
-      'worker_lost')
+    fail_item(i, place, worker_lost_error(nd), 'worker_lost')
   elseif stopped ~= nil then
     map.cancel_item(i, place, stopped)
   else
