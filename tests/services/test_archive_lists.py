@@ -9,7 +9,7 @@ import pytest
 from dovetail.core.items import PLACES
 from dovetail.core.run import RunState
 from dovetail.core.states import NodeStatus
-from dovetail.core.transitions import Complete, Retry
+from dovetail.core.transitions import Cancel, Complete, Expand, Retry
 
 from .archive_world import World, graph, lose_everything
 
@@ -87,3 +87,26 @@ async def test_a_list_that_is_made_again_replaces_the_archived_one(
     assert run.node("each").status is status.get(str(values), NodeStatus.COMPLETED)
     if isinstance(values, list):
         assert len(run.node("each").output) == len(values)
+
+
+@pytest.mark.parametrize("total", [1, 4, 8])
+async def test_a_kept_list_that_has_another_length_replaces_the_archived_one(
+    world: World, total: int
+) -> None:
+    """A retry keeps a list that cannot change. If it does, its items begin anew when it is known:
+    later than the retry, which may be archived by then."""
+    submit = (await world.accept(with_list()))._replace(max_bytes=1000)
+    await world.orchestrator.submit(submit)
+    run_id = submit.run_id
+    await make_list(world, run_id, OLD)
+    await world.expand(run_id)
+    await world.do(run_id, "each[0]", "each[1]", "each[2]")
+    await world.orchestrator.apply([Cancel(run_id)])
+    await world.orchestrator.apply([Retry(run_id)])
+    await world.archiver.archive_what_moved()
+    run = await assert_same(world, run_id)
+    assert run.node("each").items is not None
+    token = run.node("each").token
+    await world.orchestrator.apply([Expand(run_id, "each", token, total)])
+    await world.archiver.archive_what_moved()
+    await assert_same(world, run_id)
