@@ -24,6 +24,7 @@ from dovetail.config import Settings
 from dovetail.core.dag import build_graph
 from dovetail.core.definition.model import Workflow
 from dovetail.core.events import Token
+from dovetail.core.items import item_place
 from dovetail.core.run import NodeState, RunState
 from dovetail.core.states import NodeStatus, RunStatus
 from dovetail.core.transitions import Cancel, Submit
@@ -324,6 +325,17 @@ def message_of(play: CeleryRuns, task: Task) -> bytes:
             "config": "[1]",
             "params": "{}",
             "inputs": "{}",
+        },
+        {
+            "run_id": "r",
+            "node_id": "n[3]",
+            "token": "1.1.1",
+            "handler": "plain",
+            "config": "{}",
+            "params": "{}",
+            "inputs": "{}",
+            "place": str(item_place(0, 5)),
+            "item": "7",
         },
     ],
 )
