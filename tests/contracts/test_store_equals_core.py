@@ -159,6 +159,24 @@ async def test_two_retries_from_a_mapped_node_in_one_batch_equal_the_core(peers:
     await twins.end()
 
 
+@pytest.mark.parametrize("total", [0, 2, 5])
+async def test_a_kept_list_that_has_another_length_equals_the_core(
+    peers: Peers, total: int
+) -> None:
+    """A retry keeps the items, and another list is made: the old outputs count no longer."""
+    each = {"items": [1, 2, 3], "max_concurrency": 2}
+    twins = Twins(peers, graph({"m": []}, m={"for_each": each}), in_silence, max_bytes=100)
+    await twins.begin()
+    await twins.together([Expand(twins.id, "m", twins.core.node("m").token, 3)], 1.0)
+    token = twins.core.node("m[0]").token
+    await twins.together([Claim(twins.id, "m[0]", token, "w", twins.now + LEASE)], 1.0)
+    await twins.together([Complete(twins.id, "m[0]", token, {"sum": 1}), Cancel(twins.id)], 1.0)
+    await twins.together([Retry(twins.id)], 1.0)
+    await twins.together([Expand(twins.id, "m", twins.core.node("m").token, total)], 1.0)
+    assert (await twins.store.load(twins.id)).kept_bytes == 0
+    await twins.end()
+
+
 @pytest.mark.parametrize("others", [{}, {"other": []}])
 async def test_records_that_a_rerun_leaves_behind_do_not_answer_for_the_items(
     peers: Peers, others: dict[str, list[str]]

@@ -450,6 +450,16 @@ class TestCommands:
         walk.retry("a")
         assert walk.state.kept_bytes == 0
 
+    def test_the_bytes_of_a_list_of_another_length_no_longer_count(self) -> None:
+        walk = mapped(2, max_bytes=100)
+        before = walk.state.kept_bytes
+        walk.run("m[0]", output="x" * 10)
+        walk.break_("m[1]")
+        walk.retry()
+        walk.expand("m", 3)
+        assert walk.state.kept_bytes == before
+        assert walk.state.node("m").size == 0
+
     def test_a_plan_names_the_node_and_not_its_items(self) -> None:
         walk = mapped(2)
         walk.break_("m[0]")

@@ -24,10 +24,13 @@ from dovetail.config import Settings
 from dovetail.core.dag import build_graph
 from dovetail.core.definition.model import Workflow
 from dovetail.core.events import Token
+from dovetail.core.items import item_place
 from dovetail.core.run import NodeState, RunState
 from dovetail.core.states import NodeStatus, RunStatus
 from dovetail.core.transitions import Cancel, Submit
 from dovetail.engine.ports import Task
+from dovetail.stores.redis.codec import keys_of
+from dovetail.stores.redis.limits import RedisLimits
 from dovetail.stores.redis.workers import WorkerRegistry
 from dovetail.transports.celery.application import QUEUE, make_app
 from dovetail.transports.celery.sender import Envelopes, redis_message
@@ -289,6 +292,47 @@ async def test_a_duplicate_of_a_running_node_is_skipped(play: CeleryRuns) -> Non
     assert len(await play.executed()) == 1
 
 
+async def test_a_duplicate_of_a_finished_item_returns_its_output(play: CeleryRuns) -> None:
+    run = await play.run({"n": {"for_each": ["a", "b"]}})
+    message = message_of(play, item_task(run, 1))
+    await play.send(message)
+    again = orjson.loads(message)["headers"]["id"]
+    await until(lambda: play.answers(again))
+    assert (await play.answers(again))[-1] == {"skipped": True, "output": run.node("n").output[1]}
+    assert len(await play.executed()) == 2
+
+
+async def test_a_duplicate_of_an_item_that_begins_anew_has_no_output(play: CeleryRuns) -> None:
+    """The records of a node's old items stay in Redis if the run has another mapped node."""
+    nodes = {"n": {"for_each": [1, 2]}, "m": {"for_each": [3]}}
+    run = await play.run(nodes)
+    await play.pipe.call("HDEL", keys_of(run.id)[7], 0)  # as after a retry from the node
+    message = message_of(play, item_task(run, 1))
+    await play.send(message)
+    again = orjson.loads(message)["headers"]["id"]
+    await until(lambda: play.answers(again))
+    assert (await play.answers(again))[-1] == {"skipped": True}
+
+
+async def test_a_parked_item_says_that_it_is_parked(play: CeleryRuns) -> None:
+    await RedisLimits(play.pipe).set("crawls", 0.01, 1)
+    await play.begin({"n": {"for_each": [1, 2], "resource_tag": "crawls"}})
+
+    async def is_answered() -> bool:
+        return len(await play.answered()) == 2
+
+    await until(is_answered)
+    answers = [reported for _, _, reported in await play.answered()]
+    assert sorted(answers, key=str) == [{"parked": True}, {"success": True}]
+    await play.parts.orchestrator.apply([Cancel(play.run_id)])
+
+
+def item_task(run: RunState, number: int) -> Task:
+    token = run.node(f"n[{number}]").token
+    plain = Task(run.id, f"n[{number}]", token, "plain", {}, {}, {}, 60.0)
+    return plain._replace(place=item_place(0, number), item=number, item_index=number)
+
+
 def task_of(play: CeleryRuns, run: RunState, name: str = "n") -> Task:
     place = run.graph.index[name]
     spec = run.graph.nodes[place]
@@ -324,6 +368,17 @@ def message_of(play: CeleryRuns, task: Task) -> bytes:
             "config": "[1]",
             "params": "{}",
             "inputs": "{}",
+        },
+        {
+            "run_id": "r",
+            "node_id": "n[3]",
+            "token": "1.1.1",
+            "handler": "plain",
+            "config": "{}",
+            "params": "{}",
+            "inputs": "{}",
+            "place": str(item_place(0, 5)),
+            "item": "7",
         },
     ],
 )

@@ -188,6 +188,7 @@ def _item(name: object, where: list[object], *others: object) -> str:
         *(_item("n[1]", [1048578, 5]), _item("n[1]", [1048577]), _item("n[1]", ["1048577", 5])),
         *(_item("n[01]", [1048577, 5]), _item("n[1]", [1048577.0, 5]), _item(7, [1048577, 5])),
         _item("n[1]", [1048577, 5], "n[02]", {}, [1048578, 5]),
+        *(_item("n[1]", [1, 5]), '[["r","1.1.5","{}","{}","n",{},1048577]]'),
     ],
 )
 async def test_a_message_with_malformed_further_tasks_becomes_a_dead_letter(

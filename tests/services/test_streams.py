@@ -13,6 +13,7 @@ import pytest
 
 from dovetail.core.caching import Caching
 from dovetail.core.events import Token
+from dovetail.core.items import item_place
 from dovetail.core.templates import Deferred
 from dovetail.core.text import MAX_TRACEBACK_BYTES
 from dovetail.core.transitions import Complete, Fail, Stop
@@ -213,6 +214,14 @@ async def test_all_messages_of_a_dead_worker_start_without_a_pause(
     assert taken == [10, 5, 10, 5]
 
 
+def plain_task(name: str, place: int) -> list[str | bytes]:
+    """The fields of nearly every message, in their usual order."""
+    return [
+        *("run_id", "r", "node_id", name, "token", "1.1.1", "handler", "h"),
+        *("config", "{}", "inputs", "{}", "place", str(place)),
+    ]
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -231,6 +240,11 @@ async def test_all_messages_of_a_dead_worker_start_without_a_pause(
             *("config", "{}", "params", "{}", "inputs", "{}"),
         ],
         [b"\x80\x04\x95", b"a pickle"],
+        [*plain_task("n[3]", item_place(0, 5)), "item", "7"],
+        [*plain_task("n[3]", 3), "item", "7"],
+        [*plain_task("n", item_place(0, 3)), "timeout_seconds", "1"],
+        plain_task("n[3]", item_place(0, 3)),
+        plain_task("n", item_place(0, 3)),
     ],
 )
 async def test_a_malformed_task_becomes_a_dead_letter_and_the_next_one_is_served(

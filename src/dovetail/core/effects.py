@@ -435,7 +435,7 @@ def queue_map(run: RunState, index: int, out: Decision, now: float, nonce: int) 
 def open_map(node: NodeState, total: int) -> None:
     """The list is known. Items that a retry kept stay, unless the list has another length now."""
     if node.items is None or node.items.total != total:
-        node.items = MapState(total)
+        node.items, node.size = MapState(total), 0
     node.phase = None
     node.token = Token(node.epoch, 1, NO_START)
 

@@ -82,7 +82,9 @@ def expand(run: RunState, transition: Expand, now: float, nonce: int) -> Decisio
     if transition.error is not None:
         resolve(run, fail_node(run, index, transition.error, out, now), out, now, nonce)
         return out
+    size = node.size
     open_map(node, transition.total)
+    run.kept_bytes += node.size - size
     record_change(run, index, out, now, "node.queued", {"items": transition.total})
     advance_map(run, index, out, now, nonce)
     return out

@@ -18,7 +18,7 @@ import orjson
 from dovetail.core.caching import Caching, is_facts
 from dovetail.core.effects import new_tuple
 from dovetail.core.events import TRACEBACK, Token
-from dovetail.core.items import PLACES, split_name
+from dovetail.core.items import PLACES, split_name, split_place
 from dovetail.core.outputs import INLINE_BYTES as MAX_INPUTS
 from dovetail.core.redaction import Redactor
 from dovetail.core.templates import Deferred
@@ -50,8 +50,8 @@ MISREAD = (ValueError, KeyError, TypeError, AttributeError, IndexError)
 
 
 ITEM_MISMATCH = (
-    "its node_id and its item do not match: a message for an item has a name such as 'node[3]' and "
-    "that item, any other message has neither"
+    "its node_id, its place and its item do not match: a message for an item has a name such as "
+    "'node[3]', the place of that item, and the item; any other message has none of them"
 )
 
 
@@ -299,6 +299,8 @@ def _more_tasks(text: bytes, handler: str) -> Iterator[Task]:
             if isinstance(where, list):
                 place, item = where
                 number = place % PLACES
+                if place < PLACES:
+                    raise Malformed(ITEM_MISMATCH)
                 # Nearly all items are of the same node: then its name is not parsed again.
                 if owner is None or node != f"{owner}[{number}]":
                     owner, named = split_name(_text(node))
@@ -310,6 +312,8 @@ def _more_tasks(text: bytes, handler: str) -> Iterator[Task]:
                 raise Malformed("a config is no object, or a place no number")
             if not 0 <= place < MAX_PLACES:
                 raise Malformed(f"a place is {place}")
+            if number is None and place >= PLACES:
+                raise Malformed(ITEM_MISMATCH)
             plain = (
                 start[0],
                 node,
@@ -334,6 +338,9 @@ def read_task(fields: Sequence[bytes]) -> Task:
     names = fields[::2]
     if names in (_PLAIN_TASK, _PLAIN_TASK_WITH_PARAMS):
         run_id, node_id, token, handler, config, inputs, *params, place = fields[1::2]
+        index = _place(place)
+        if index >= PLACES or node_id.endswith(b"]"):
+            _item(node_id.decode(), index, None)
         plain = (
             run_id.decode(),
             node_id.decode(),
@@ -346,7 +353,7 @@ def read_task(fields: Sequence[bytes]) -> Task:
             None,
             (),
             None,
-            _place(place),
+            index,
             None,
             None,
             None,
@@ -356,10 +363,11 @@ def read_task(fields: Sequence[bytes]) -> Task:
     timeout = float(given.get("timeout_seconds", USUAL_TIMEOUT))
     if not 0 < timeout < inf:
         raise Malformed(f"its timeout_seconds is {timeout}")
-    tag = given.get("resource_tag")
+    tag, name = given.get("resource_tag"), given["node_id"].decode()
+    where = _place(given["place"]) if "place" in given else None
     return Task(
         given["run_id"].decode(),
-        given["node_id"].decode(),
+        name,
         _token(given["token"]),
         given["handler"].decode(),
         _object("config", given["config"]),
@@ -369,16 +377,21 @@ def read_task(fields: Sequence[bytes]) -> Task:
         None if tag is None else tag.decode(),
         _deferred(given.get("deferred", b"[]")),
         _cache(given),
-        _place(given["place"]) if "place" in given else None,
+        where,
         given["traceparent"].decode() if "traceparent" in given else None,
-        *_item(given["node_id"].decode(), given.get("item")),
+        *_item(name, where, given.get("item")),
     )
 
 
-def _item(name: str, text: bytes | None) -> tuple[Any, int | None]:
-    """The item of a task, and its number, which is in the task's name; None twice for a node."""
+def _item(name: str, place: int | None, text: bytes | None) -> tuple[Any, int | None]:
+    """The item of a task, and its number, which is in the task's name; None twice for a node.
+
+    The claim goes by the place and the result by the name, so both must be of the same item.
+    """
     _, number = split_name(name)
     if (number is None) is not (text is None):
+        raise Malformed(ITEM_MISMATCH)
+    if place is not None and split_place(place)[1] != number:
         raise Malformed(ITEM_MISMATCH)
     return (None, None) if text is None else (orjson.loads(text), number)
 

@@ -35,6 +35,7 @@ from celery.worker import state as celery_state  # type: ignore[import-untyped]
 from dovetail.config import Settings, env_name, load_settings
 from dovetail.core.effects import failure_data
 from dovetail.core.errors import DovetailError, StoreError
+from dovetail.core.items import split_place
 from dovetail.core.node_logs import LogChunk
 from dovetail.core.redaction import Redactor
 from dovetail.core.states import NodeStatus
@@ -58,6 +59,7 @@ from dovetail.redis_client.pipelined import Command, PipelinedRedis, RedisUnreac
 from dovetail.redis_client.sync import SyncRedis, done
 from dovetail.stores.redis.codec import keys_of, node_of
 from dovetail.stores.redis.doctor import refuse_eviction, warn_of_lost_writes
+from dovetail.stores.redis.items import output_of_ended
 from dovetail.stores.redis.limits import RedisLimits
 from dovetail.stores.redis.store import RedisStore
 from dovetail.stores.redis.timers import RedisTimerIndex
@@ -467,11 +469,18 @@ class TaskRunner:
         """What Celery gets as the result of a task that was not claimed."""
         if task.place is None:
             return {"skipped": True}
-        _, nodes, _, outputs, *_ = keys_of(task.run_id)
-        node_state, output = done(
-            self.pipe.call_many([("HGET", nodes, task.place), ("HGET", outputs, task.place)])
-        )
+        index, item = split_place(task.place)
+        _, nodes, _, outputs, _, _, _, maps, items, _ = keys_of(task.run_id)
+        if item is None:
+            asked: list[Command] = [("HGET", nodes, index), ("HGET", outputs, index)]
+        else:
+            asked = [("HGET", maps, task.place), ("HGET", items, task.place), ("HGET", maps, index)]
+        node_state, output, *counts = done(self.pipe.call_many(asked))
         node = None if node_state is None else node_of(node_state.decode())
+        if node is None and item is not None:  # it is not in flight
+            output = output_of_ended(item, counts[0], output)
+            if output is not None:
+                return {"skipped": True, "output": orjson.loads(output)}
         if node is not None and node.status is NodeStatus.COMPLETED:
             return {"skipped": True, "output": orjson.loads(output or b"null")}
         if node is not None and node.until is not None:

@@ -37,7 +37,13 @@ from dovetail.engine.distributed.archiver import (
 from dovetail.stores.postgres.pool import PostgresConnection, PostgresPool, statements
 from dovetail.stores.records import Definitions, no_run
 from dovetail.stores.redis.codec import event_of, run_of, time_text
-from dovetail.stores.redis.items import MapCounts, StoredMaps, add_maps, joined_record
+from dovetail.stores.redis.items import (
+    MapCounts,
+    StoredMaps,
+    add_maps,
+    joined_record,
+    parsed_counts,
+)
 
 PIECE_BYTES = 4 << 20
 """Of one statement: outputs may be a megabyte each, and there may be thousands."""
@@ -470,11 +476,17 @@ async def _begin_generations(connection: PostgresConnection, accepted: _Accepted
 
 
 async def _forget_items(connection: PostgresConnection, accepted: _Accepted) -> None:
-    """Items that a retry reset: they wait again, or there are none."""
+    """Items that a retry reset: they wait again, or there are none. Or their list was kept by the
+    retry, and had another length when it was known, perhaps later than the retry was archived."""
     for row, snapshot in accepted:
         if snapshot.has_all_items and row.generation:
             kept = [place for place in snapshot.nodes if place >= PLACES]
             await connection.execute(statements()["forget_items"], row.number, PLACES, kept)
+        elif snapshot.epoch > 1 and "maps" in snapshot.meta:
+            counts = parsed_counts(snapshot.meta["maps"])
+            firsts = [item_place(index, one.next) for index, one in counts.items()]
+            ends = [item_place(index + 1, 0) for index in counts]
+            await connection.execute(statements()["forget_unbegun"], row.number, firsts, ends)
 
 
 async def _save_nodes(connection: PostgresConnection, accepted: _Accepted) -> None:

@@ -404,6 +404,12 @@ DELETE FROM dovetail.nodes WHERE run = ANY ($1::BIGINT[]);
 -- Items of mapped nodes that a snapshot with all items does not have.
 DELETE FROM dovetail.nodes WHERE run = $1 AND place >= $2 AND NOT place = ANY ($3::BIGINT[]);
 
+-- name: forget_unbegun
+-- Items that were not begun: from these places on, each up to the items of the next node.
+DELETE FROM dovetail.nodes n
+USING unnest($2::BIGINT[], $3::BIGINT[]) AS unbegun (first_place, end_place)
+WHERE n.run = $1 AND n.place >= unbegun.first_place AND n.place < unbegun.end_place;
+
 -- name: save_nodes
 -- One that is the same is not written again.
 INSERT INTO dovetail.nodes (run, place, state, output, ends)

@@ -219,11 +219,9 @@ class RedisSnapshots:
             names = [keys[part] for part in ("meta", "nodes", "ends", "events")]
             names += (log_keys_of(run_id)[0], keys["maps"], keys["queue"])
             kept = NOTHING if head is None else head.kept
-            asked.append(
-                self._redis.script_command(
-                    source("snapshot"), names, [kept.last_seq, kept.generation]
-                )
-            )
+            epoch = 0 if head is None else head.epoch
+            given: list[Argument] = [kept.last_seq, kept.generation, epoch]
+            asked.append(self._redis.script_command(source("snapshot"), names, given))
         answers = zip(heads.items(), await self._redis.call_many(asked), strict=True)
         return {run_id: _reading(run_id, head, got) for (run_id, head), got in answers if got}
 

@@ -286,6 +286,14 @@ def output_in(record: bytes | None) -> bytes:
     return record[record.index(b"\n", RECORD_REST_OFFSET) + 1 :]
 
 
+def output_of_ended(item: int, counts: bytes | None, record: bytes | None) -> bytes | None:
+    """The output, as JSON, of an item that is not in flight; None if it is not completed. `counts`
+    are those of its node: the record of an item that was not begun is left from an earlier
+    epoch."""
+    is_begun = counts is not None and item < MapCounts.parse(counts).next
+    return output_in(record) if is_begun and record is not None and record[:1] == b"C" else None
+
+
 def refer_to_large_maps(run: RunState, stored: StoredMaps, room: ReadBudget) -> None:
     """Replace the outputs of completed mapped nodes by references where there is no room for
     them."""

@@ -155,7 +155,10 @@ rules.expand = function(move)
     return queue_ready(fail_node(move.i, move.error, nil, move.traceback))
   end
   local m = map.of(move.i)
-  if m and m.total ~= move.total then map.forget(move.i) end
+  if m and m.total ~= move.total then
+    if run.max_bytes ~= nil then run.kept_bytes = run.kept_bytes - m.bytes end
+    map.forget(move.i)
+  end
   if not m or m.total ~= move.total then
     m = {total = move.total, next = 0, again = 0, in_flight = 0, running = 0, completed = 0, failed = 0,
       cancelled = 0, first = -1, bytes = 0}
