@@ -413,7 +413,7 @@ class Checked:
     warnings: tuple[Problem, ...]
     layers: list[list[str]]
     parsed: Workflow | None = None
-    """The workflow even if it is not valid, if its fields could be read."""
+    """The workflow even if it is not valid, if it is JSON and its fields could be read."""
 
     @property
     def valid(self) -> bool:
@@ -442,7 +442,8 @@ def _check(
     workflow: Workflow | None = None
     layers: list[list[str]] = []
     findings = list(_not_json(data, limits)) if source.text is None else []
-    if source.text is None and not findings:
+    is_data = not findings
+    if source.text is None and is_data:
         data = plain(data)  # a tuple becomes a list, as it does on the way to a server
     if not any(found.code == "too_large" for found in findings):
         suggester = Suggester()
@@ -461,7 +462,8 @@ def _check(
         errors=_problems(errors, source),
         warnings=_problems(warnings, source),
         layers=layers,
-        parsed=workflow,
+        # Values that are no JSON can be neither digested nor stored.
+        parsed=workflow if is_data else None,
     )
 
 
