@@ -74,6 +74,11 @@ def test_a_list_that_is_too_long_is_too_large(form: Any) -> None:
     assert code == "too_large"
 
 
+def test_a_list_of_texts_with_braces_has_no_templates() -> None:
+    texts = [f'{{"number": {number}}}' for number in range(30_000)]
+    assert problems(node(for_each=texts)) == []
+
+
 def test_an_unknown_field_gets_a_hint() -> None:
     (found,) = checked(node(for_each={"items": [], "max_failure": 1})).errors
     assert "did you mean 'max_failures'" in found.message

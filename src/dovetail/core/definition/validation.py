@@ -715,7 +715,8 @@ def _texts(node: RawNode) -> Iterator[tuple[Path, str, bool]]:
         path, rest = stack[-1]
         for step, value in rest:
             if isinstance(value, str):
-                if "{" in value:
+                # A brace alone, as in a JSON text, makes no template.
+                if "{" in value and ("{{" in value or "{%" in value or "{#" in value):
                     yield (*path, step), value, False
             elif isinstance(value, dict):
                 stack.append(((*path, step), iter(value.items())))
