@@ -91,6 +91,17 @@ def test_a_list_of_texts_with_braces_has_no_templates() -> None:
     assert problems(node(for_each=texts)) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [("items", "{items: …}"), ("max_failures", "{items: …, max_failures: …}")],
+)
+def test_a_field_of_for_each_beside_it_is_said_to_belong_into_it(name: str, form: str) -> None:
+    (found,) = checked(node(for_each="{{ fetch.list }}", **{name: 3})).errors
+    assert found.path == f"nodes[1].{name}"
+    assert found.message.startswith(f"unknown field '{name}'; it belongs into for_each")
+    assert found.message.endswith(f", as in for_each: {form}")
+
+
 def test_an_unknown_field_gets_a_hint() -> None:
     (found,) = checked(node(for_each={"items": [], "max_failure": 1})).errors
     assert "did you mean 'max_failures'" in found.message

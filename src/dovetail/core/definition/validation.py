@@ -315,7 +315,11 @@ def _unknown(path: Path, suggester: Suggester) -> str:
     name = str(path[-1])
     if name == "depends_on":
         return "'depends_on' is another name for 'dependencies'; give only one of the two"
-    known = _FIELDS[_part(path)]
+    part = _part(path)
+    if part is Node and name in _FIELDS[ForEach]:
+        form = ", ".join(f"{one}: …" for one in dict.fromkeys(("items", name)))
+        return f"unknown field '{name}'; it belongs into for_each, as in for_each: {{{form}}}"
+    known = _FIELDS[part]
     hint = suggester.did_you_mean(name, known)
     return f"unknown field {shown(name)}{hint or '; known are: ' + ', '.join(known)}"
 
