@@ -479,6 +479,22 @@ async def test_a_definition_with_a_value_that_json_cannot_hold_is_refused(
 
 
 @everywhere
+async def test_an_item_does_not_get_the_cached_output_of_a_node_without_items(
+    client: OpenAnywhere,
+) -> None:
+    @handler("sees")
+    def sees(config: dict[str, Any], ctx: Context) -> str:
+        return f"item {ctx.item}"
+
+    node = {"id": "a", "handler": "sees", "cache": {"ttl_seconds": 60}}
+    async with client(sees) as dt:
+        for _ in range(2):
+            assert (await dt.run(flow(node))).result == {"a": "item None"}
+            mapped = await dt.run(flow({**node, "for_each": [7, 8]}))
+            assert mapped.result == {"a": ["item 7", "item 8"]}
+
+
+@everywhere
 async def test_a_tuple_counts_as_a_list(dt: Dovetail) -> None:
     definition = {**GREET, "nodes": tuple(GREET["nodes"])}
     assert (await dt.register(definition)).created
