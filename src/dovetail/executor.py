@@ -11,10 +11,11 @@ import inspect
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sized
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from dovetail.core import events as core_events
@@ -124,13 +125,32 @@ class WorkflowDAG:
             raise TypeError(f"step '{step_id}': condition must be a function of ctx")
         if condition is not None and _is_async(condition):
             raise TypeError(f"step '{step_id}': condition must be a plain function, not async")
-        if for_each is not None and (not callable(for_each) or _is_async(for_each)):
-            raise TypeError(f"step '{step_id}': for_each must be a plain function of ctx")
+        if for_each is not None and not callable(for_each):
+            raise TypeError(
+                f"step '{step_id}': for_each must be a plain function of ctx, not "
+                f"{type(for_each).__name__}: write for_each=lambda ctx: …"
+            )
+        if for_each is not None and _is_async(for_each):
+            raise TypeError(
+                f"step '{step_id}': for_each must be a plain function of ctx, not async"
+            )
         if isinstance(depends_on, str):
             raise TypeError(f"step '{step_id}': depends_on is a list: write [{depends_on!r}]")
+        if not isinstance(depends_on, Iterable | None):
+            kind = type(depends_on).__name__
+            raise TypeError(f"step '{step_id}': depends_on is a list of ids, not {kind}")
+        parents = tuple(depends_on or ())
+        for parent in parents:
+            if not isinstance(parent, str):
+                kind = type(parent).__name__
+                raise TypeError(f"step '{step_id}': depends_on is a list of ids, and has {kind}")
         if not isinstance(retry, RetryPolicy):
             kind = type(retry).__name__
             raise TypeError(f"step '{step_id}': retry must be a RetryPolicy, not {kind}")
+        for name, number in (("max_retries", max_retries), ("timeout_seconds", timeout_seconds)):
+            if not isinstance(number, Real):
+                kind = type(number).__name__
+                raise TypeError(f"step '{step_id}': {name} must be a number, not {kind}")
         if max_retries < 0:
             raise ValueError(f"step '{step_id}': max_retries must not be negative")
         if not timeout_seconds > 0:
@@ -141,7 +161,7 @@ class WorkflowDAG:
             _Step(
                 step_id,
                 fn,
-                tuple(depends_on or ()),
+                parents,
                 condition,
                 resource_tag,
                 max_retries,
@@ -580,8 +600,8 @@ def _map_spec(items: Items, mapped: tuple[int, ...]) -> MapSpec:
         values = items(ctx)
         if not isinstance(values, Iterable) or isinstance(values, str | bytes | Mapping):
             return values
-        # A generator may be endless: one item too many is enough to say so.
-        return list(values if isinstance(values, Sized) else islice(values, MAX_ITEMS + 1))
+        # It may be endless, or a range of a terabyte: one item too many is enough to say so.
+        return list(values if isinstance(values, list) else islice(values, MAX_ITEMS + 1))
 
     # A generator raises while it is read, so that is a part of the call.
     def listed(run: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 from dovetail.cli.board import Board, row_line
 
@@ -24,6 +25,18 @@ def square(config, ctx):
     if config["x"] == 3:
         raise ValueError("three is broken")
     return config["x"] ** 2
+"""
+
+
+CACHED = """\
+name: cached
+params: {type: object, properties: {list: {type: array}}}
+nodes:
+  - id: each
+    handler: square
+    for_each: "{{ params.list }}"
+    config: {x: "{{ item }}"}
+    cache: {ttl_seconds: 60}
 """
 
 
@@ -49,6 +62,50 @@ def test_the_line_of_a_mapped_node_has_a_bar_of_its_completed_items() -> None:
     board.apply(event("node.completed"))
     text = "".join(piece for piece, _ in row_line(row, 1, row.started or 0.0))
     assert text.endswith("4 items, 1 failed")
+
+
+def words(board: Board) -> str:
+    (row,) = board.rows
+    return "".join(piece for piece, _ in row_line(row, 1, row.started or 0.0))
+
+
+def test_the_line_of_a_mapped_node_says_what_was_cached() -> None:
+    board = Board(["m"])
+    board.apply(event("node.queued"))
+    board.apply(event("node.queued", items=3))
+    for item in (0, 1):
+        board.apply(event("node.queued", item=item))
+        board.apply(event("node.cached", item=item))
+    assert words(board) == "◌ m  queued  2 of 3 items, 2 cached"
+    board.apply(event("node.queued", item=2))
+    board.apply(event("node.started", item=2))
+    board.apply(event("node.started"))
+    assert words(board).endswith(" 67%  2 of 3 items, 2 cached")
+    board.apply(event("node.completed", item=2))
+    board.apply(event("node.completed"))
+    assert words(board) == "✓ m  0.0s  3 items, 2 cached"
+
+
+def test_an_empty_list_has_0_items_and_cached_items_are_cached(shell: Shell) -> None:
+    shell.write("flow.yaml", CACHED)
+    shell.write("own.py", HANDLERS)
+    for items, said in (("[]", "0 items"), ("[1, 2]", None), ("[1, 2]", "cached  2 items")):
+        ran = shell("run", "flow.yaml", "--handlers", "own.py", "-p", f"list={items}")
+        assert ran.code == 0
+        run_id = json.loads(shell("runs", "list", "--json").out)["items"][0]["run_id"]
+        shown = shell("runs", "show", run_id).out
+        for out in (ran.out, shown, shell("runs", "watch", run_id).out):
+            if said is None:
+                assert re.search(r"^✓ each  \S+  2 items$", out, re.MULTILINE)
+            else:
+                assert f"✓ each  {said}\n" in out
+        node = shell("runs", "show", run_id, "each").out
+        assert re.search(r"^  items +none$" if said == "0 items" else "2 total", node, re.MULTILINE)
+        forked = shell("runs", "fork", run_id, "--handlers", "own.py").out
+        count = "0 items" if items == "[]" else "2 items"
+        assert f"✓ each  reused  {count}\n" in forked
+        fork_id = json.loads(shell("runs", "list", "--json").out)["items"][0]["run_id"]
+        assert f"✓ each  reused  {count}\n" in shell("runs", "show", fork_id).out
 
 
 def test_run_and_show_have_the_items(shell: Shell) -> None:

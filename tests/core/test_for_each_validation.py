@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from dovetail.core.dag import build_graph
 from dovetail.core.definition.model import Workflow, definition_schema
+from dovetail.core.definition.source import read_text
 from dovetail.core.definition.validation import Checked, check
 from dovetail.core.errors import MissingValue
 from dovetail.core.items import MAX_ITEMS
@@ -67,11 +69,37 @@ def test_a_wrong_field_is_found(for_each: Any, path: str) -> None:
     assert problems(node(for_each=for_each)) == [("invalid_field", f"nodes[1].{path}")]
 
 
-@pytest.mark.parametrize("form", [lambda items: items, lambda items: {"items": items}])
-def test_a_list_that_is_too_long_is_too_large(form: Any) -> None:
+@pytest.mark.parametrize(
+    ("form", "path"),
+    [
+        (lambda items: items, "nodes[1].for_each"),
+        (lambda items: {"items": items}, "nodes[1].for_each.items"),
+    ],
+)
+def test_a_list_that_is_too_long_is_too_large_where_it_is_written(form: Any, path: str) -> None:
     assert problems(node(for_each=form([0] * MAX_ITEMS))) == []
-    ((code, _),) = problems(node(for_each=form([0] * (MAX_ITEMS + 1))))
-    assert code == "too_large"
+    assert problems(node(for_each=form([0] * (MAX_ITEMS + 1)))) == [("too_large", path)]
+    data = {"name": "w", "nodes": [FETCH, node(for_each=form([0] * (MAX_ITEMS + 1)))]}
+    text = json.dumps(data, indent=1)
+    (found,) = check(read_text(text, format="json", max_bytes=len(text))).errors
+    key = f'"{path.rpartition(".")[2]}": ['
+    assert found.line == text[: text.index(key)].count("\n") + 1
+
+
+def test_a_list_of_texts_with_braces_has_no_templates() -> None:
+    texts = [f'{{"number": {number}}}' for number in range(30_000)]
+    assert problems(node(for_each=texts)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [("items", "{items: …}"), ("max_failures", "{items: …, max_failures: …}")],
+)
+def test_a_field_of_for_each_beside_it_is_said_to_belong_into_it(name: str, form: str) -> None:
+    (found,) = checked(node(for_each="{{ fetch.list }}", **{name: 3})).errors
+    assert found.path == f"nodes[1].{name}"
+    assert found.message.startswith(f"unknown field '{name}'; it belongs into for_each")
+    assert found.message.endswith(f", as in for_each: {form}")
 
 
 def test_an_unknown_field_gets_a_hint() -> None:

@@ -78,11 +78,22 @@ class TestTheList:
         assert (walk.states["m"], walk.status) == ("FAILED", "FAILED")
         assert walk["m"].error == {"type": "not_a_list", "message": "no list"}
 
-    @pytest.mark.parametrize("value", [None, "abc", {"a": 1}, 3, True, (1, 2)])
-    def test_must_be_a_list(self, value: Any) -> None:
-        error = list_error(value)
-        assert error is not None
-        assert error["type"] == "not_a_list"
+    @pytest.mark.parametrize(
+        ("value", "kind"),
+        [
+            (None, "null"),
+            ("abc", "a string"),
+            ({"a": 1}, "an object"),
+            (3, "a number"),
+            (1.5, "a number"),
+            (True, "a boolean"),
+            ((1, 2), "a Python tuple"),
+            ({1}, "a Python set"),
+        ],
+    )
+    def test_must_be_a_list(self, value: Any, kind: str) -> None:
+        message = f"for_each needs a list, and this is {kind}"
+        assert list_error(value) == {"type": "not_a_list", "message": message}
 
     def test_has_a_longest_length(self) -> None:
         assert list_error([0] * MAX_ITEMS) is None

@@ -46,6 +46,11 @@ async def square(config: dict[str, Any], ctx: Any) -> Any:
     return {"of": config["x"], "square": config["x"] ** 2, "key": ctx.idempotency_key}
 
 
+@handler("sees")
+async def sees(config: dict[str, Any], ctx: Any) -> str:
+    return f"saw {config['reads']} {getattr(ctx, config['reads'])}"
+
+
 @handler("waits")
 async def waits(config: dict[str, Any], ctx: Any) -> Any:
     calls["now"] += 1
@@ -85,7 +90,7 @@ def _fresh() -> None:
 
 @asynccontextmanager
 async def client(path: Path, **settings: Any) -> AsyncIterator[Dovetail]:
-    handlers = [numbers, square, waits]
+    handlers = [numbers, square, waits, sees]
     async with Dovetail(str(path / "runs.db"), handlers=handlers, **settings) as dt:
         yield dt
 
@@ -352,6 +357,23 @@ async def test_a_handler_that_reads_the_item_is_cached_by_it(tmp_path: Path) -> 
         await dt.run(flow(["a", "b"], **fields))
         await dt.run(flow(["c", "b"], **fields))
         assert calls == {"a": 1, "b": 1, "c": 1}
+
+
+@pytest.mark.parametrize("reads", ["item", "index"])
+@pytest.mark.parametrize("first", ["node", "items"])
+async def test_a_node_and_an_item_share_an_output_only_if_the_handler_saw_the_same(
+    tmp_path: Path, reads: str, first: str
+) -> None:
+    fields = {"handler": "sees", "config": {"reads": reads}, "cache": {"ttl_seconds": 60}}
+    plain = {"name": "plain", "nodes": [{"id": "each", **fields}]}
+    async with client(tmp_path) as dt:
+        for kind in ("node", "items") * 2 if first == "node" else ("items", "node") * 2:
+            if kind == "node":
+                assert (await dt.run(plain)).result == {"each": f"saw {reads} None"}
+            else:
+                run = await dt.run(flow([7, None], **fields))
+                seen = [7, None] if reads == "item" else [0, 1]
+                assert run.result == {"all": [f"saw {reads} {one}" for one in seen]}
 
 
 async def test_items_wait_for_their_rate_limit_within_the_window(tmp_path: Path) -> None:

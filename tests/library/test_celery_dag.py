@@ -419,6 +419,9 @@ class TestRefusalsBeforeSending:
         assert {p.code for p in caught.value.problems} == {"missing_dependency", "duplicate_id"}
         with pytest.raises(InvalidDefinition, match="JSON"):
             run_dag.s({"name": "x", "nodes": [{"id": "a", "handler": "x", "config": {"a": {1}}}]})
+        with pytest.raises(InvalidDefinition, match="at most 1,048,576 are allowed") as caught:
+            run_dag.s({**GREET, "description": "x" * (1 << 20)})
+        assert [p.code for p in caught.value.problems] == ["too_large"]
         with pytest.raises(NotFound, match="no file"):
             run_dag.s(tmp_path / "nothing.yaml")
         with pytest.raises(TypeError, match="not int"):

@@ -15,6 +15,7 @@ import pickle
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -449,6 +450,48 @@ async def test_every_target_refuses_with_the_same_message(dt: Dovetail) -> None:
         for ask in (dt.register, dt.run):
             with pytest.raises(InvalidDefinition, match=nul):
                 await ask(definition)
+
+
+@everywhere
+@pytest.mark.parametrize(
+    ("value", "instead"),
+    [
+        ({1}, r"sorted\(value\)"),
+        (datetime(2026, 1, 1, tzinfo=UTC), r"value\.isoformat\(\)"),
+        (object(), "text, a number"),
+        (float("nan"), "numbers are finite"),
+        (1 << 70, "write it as text"),
+        ("\ud800", "a lone surrogate"),
+        ({frozenset([1]): 1}, "is not text; JSON keys are"),
+    ],
+)
+async def test_a_definition_with_a_value_that_json_cannot_hold_is_refused(
+    dt: Dovetail, value: Any, instead: str
+) -> None:
+    node = {"id": "a", "handler": "input"}
+    in_list: dict[str, Any] = {"name": "w", "nodes": [{**node, "for_each": [1, value]}]}
+    in_config: dict[str, Any] = {"name": "w", "nodes": [{**node, "config": {"x": value}}]}
+    for definition, path in ((in_list, r"for_each\[1\]"), (in_config, r"config\.x")):
+        for ask in (dt.register, dt.trigger, dt.run, lambda given: dt.batch(given, [{}])):
+            with pytest.raises(InvalidDefinition, match=rf"nodes\[0\]\.{path}: .*{instead}"):
+                await ask(definition)
+    assert (await dt.list_runs()).items == ()
+
+
+@everywhere
+async def test_an_item_does_not_get_the_cached_output_of_a_node_without_items(
+    client: OpenAnywhere,
+) -> None:
+    @handler("sees")
+    def sees(config: dict[str, Any], ctx: Context) -> str:
+        return f"item {ctx.item}"
+
+    node = {"id": "a", "handler": "sees", "cache": {"ttl_seconds": 60}}
+    async with client(sees) as dt:
+        for _ in range(2):
+            assert (await dt.run(flow(node))).result == {"a": "item None"}
+            mapped = await dt.run(flow({**node, "for_each": [7, 8]}))
+            assert mapped.result == {"a": ["item 7", "item 8"]}
 
 
 @everywhere

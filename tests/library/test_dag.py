@@ -102,13 +102,19 @@ def test_a_chain_of_ten_thousand_steps_is_no_problem() -> None:
         (("a", noop), {"retry": None}, TypeError),
         (("a", noop), {"retry": {"base_delay_seconds": 1}}, TypeError),
         (("a", noop), {"timeout_seconds": 0}, ValueError),
+        (("a", noop), {"timeout_seconds": "3"}, TypeError),
+        (("a", noop), {"timeout_seconds": None}, TypeError),
+        (("a", noop), {"max_retries": "3"}, TypeError),
+        (("a", noop), {"depends_on": 3}, TypeError),
+        (("a", noop), {"depends_on": [["b"]]}, TypeError),
         (("a", noop), {"timeout_seconds": float("nan")}, ValueError),
     ],
 )
 def test_an_impossible_step_is_refused_when_it_is_added(
     args: tuple[Any, ...], kwargs: dict[str, Any], error: type[Exception]
 ) -> None:
-    with pytest.raises(error):
+    name = next(iter(kwargs), "")
+    with pytest.raises(error, match=f"step 'a': {name} " if name else "step"):
         WorkflowDAG().add_step(*args, **kwargs)
 
 

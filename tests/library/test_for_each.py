@@ -72,6 +72,19 @@ def test_items_may_be_any_objects_and_any_iterable_but_text_and_mappings() -> No
         assert result.error["type"] == "not_a_list"
 
 
+@pytest.mark.parametrize("wrong", [range(10**12), count(), (0,) * 100_001])
+def test_more_items_than_are_allowed_are_not_all_made(wrong: Any) -> None:
+    result = run(digest(for_each=lambda ctx: wrong))
+    assert result.error is not None
+    assert result.error["type"] == "too_large"
+    assert "has 100,001 items; at most 100,000" in result.error["message"]
+
+
+def test_a_list_instead_of_a_function_is_refused_with_what_to_write() -> None:
+    with pytest.raises(TypeError, match=r"of ctx, not list: write for_each=lambda ctx: …"):
+        WorkflowDAG().add_step("a", print, for_each=[1, 2])  # type: ignore[arg-type]
+
+
 def test_the_list_is_asked_for_once() -> None:
     asked = []
 

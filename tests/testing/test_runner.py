@@ -341,7 +341,9 @@ def test_an_invalid_definition_is_raised_with_all_its_problems(runner: Runner) -
     }
 
 
-@pytest.mark.parametrize("wrong", [[], "flow", {"nodes": 3}, {"nodes": [1, {"id": []}]}])
+@pytest.mark.parametrize(
+    "wrong", [[], "flow", {"nodes": 3}, {"nodes": [1, {"id": []}]}, {"nodes": [{"id": 10**5000}]}]
+)
 def test_nonsense_is_refused_with_a_sentence(runner: Runner, wrong: Any) -> None:
     with pytest.raises((DovetailError, TypeError)):
         runner.run(wrong, mock={"a": 1})

@@ -149,9 +149,9 @@ def text_of(definition: Any) -> str:
     plain = dict(definition)
     try:
         return encode(plain, max_bytes=definition_limits(settings()).max_body_bytes).decode()
-    except NotJson:
-        _valid(plain, None)  # raises with all problems
-        raise
+    except NotJson as error:
+        _valid(plain, None)  # raises with all problems of its values
+        raise InvalidDefinition([Problem(error.code, str(error), "")]) from None
 
 
 @lru_cache(MAX_COMPILED)

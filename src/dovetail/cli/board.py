@@ -48,6 +48,7 @@ class NodeRow:
 
     __slots__ = (
         "attempt",
+        "cached_items",
         "cause",
         "completed_items",
         "failed_items",
@@ -89,14 +90,22 @@ class NodeRow:
         self.items: int | None = None
         """Of a mapped node, once its list is known: how many there are."""
         self.completed_items = self.failed_items = 0
+        self.cached_items = 0
+        """Of the completed items those from the cache, as far as their events were read: a
+        snapshot of a run does not say how many there are."""
 
     def count_items(self) -> None:
         """The progress of a mapped node is how many of its items are completed."""
         if self.items:
             self.fraction = self.completed_items / self.items
-            self.message = f"{self.completed_items:,} of {counted(self.items, 'item')}"
-            if self.failed_items:
-                self.message += f", {self.failed_items:,} failed"
+            self.message = f"{self.completed_items:,} of {self.item_words()}"
+
+    def item_words(self) -> str:
+        """How many items a mapped node has, and what happened to some of them."""
+        words = counted(self.items or 0, "item")
+        if self.cached_items and not self.reuse:
+            words += f", {self.cached_items:,} cached"
+        return f"{words}, {self.failed_items:,} failed" if self.failed_items else words
 
     @property
     def failed(self) -> bool:
@@ -135,7 +144,8 @@ class Board:
         board.counts.clear()
         for row, node in zip(board.rows, nodes, strict=True):
             _read(row, node, run.waits.get(row.id))
-            if row.reuse and run.view["forked_from"] and _begins_with(run.view, node):
+            is_done = row.status is NodeStatus.COMPLETED and not row.attempt
+            if is_done and run.view["forked_from"] and _begins_with(run.view, node):
                 row.reuse = "reused"
             board.counts[row.status] += 1
             board._sort_in(row)
@@ -211,6 +221,8 @@ def _read(row: NodeRow, node: Mapping[str, Any], wait: NodeWait | None) -> None:
     if (counts := node.get("items")) is not None:
         row.items = counts["total"]
         row.completed_items, row.failed_items = counts["completed"], counts["failed"]
+        if not row.completed_items:
+            row.reuse = ""  # no item was found in the cache: there is none, or they failed
         row.count_items()
     if wait is not None:
         row.until, row.tag, row.retry = wait.until, wait.resource_tag, wait.retry
@@ -239,6 +251,7 @@ def _queued(row: NodeRow, at: float, data: Mapping[str, Any]) -> None:
 
 def _count_item(row: NodeRow, event: Mapping[str, Any]) -> None:
     row.completed_items += event["type"] in ("node.completed", "node.cached")
+    row.cached_items += event["type"] == "node.cached"
     row.failed_items += event["type"] == "node.failed"
     row.count_items()
 
@@ -269,6 +282,7 @@ def _retrying(row: NodeRow, at: float, data: Mapping[str, Any]) -> None:
 def _reuses(word: str) -> Callable[[NodeRow, float, Mapping[str, Any]], None]:
     def end(row: NodeRow, at: float, data: Mapping[str, Any]) -> None:
         row.reuse = word
+        row.items = data.get("items")
         _ended(row, NodeStatus.COMPLETED, at, data)
 
     return end
@@ -278,6 +292,12 @@ def _ended(row: NodeRow, status: NodeStatus, at: float, data: Mapping[str, Any])
     row.status, row.stopped = status, at
     row.reason, row.cause = data.get("reason"), data.get("cause")
     row.until = None
+
+
+def _completed(row: NodeRow, at: float, data: Mapping[str, Any]) -> None:
+    if row.started is None and row.completed_items:
+        row.reuse = "cached"  # a mapped node whose items were all found in the cache
+    _ended(row, NodeStatus.COMPLETED, at, data)
 
 
 def _ends_as(status: NodeStatus) -> Callable[[NodeRow, float, Mapping[str, Any]], None]:
@@ -293,7 +313,7 @@ _CHANGES: dict[str, Callable[[NodeRow, float, Mapping[str, Any]], None]] = {
     "node.lost": _queued,
     "node.cached": _reuses("cached"),
     "node.reused": _reuses("reused"),
-    "node.completed": _ends_as(NodeStatus.COMPLETED),
+    "node.completed": _completed,
     "node.failed": _ends_as(NodeStatus.FAILED),
     "node.skipped": _ends_as(NodeStatus.SKIPPED),
     "node.cancelled": _ends_as(NodeStatus.CANCELLED),
@@ -341,8 +361,11 @@ def row_line(row: NodeRow, ids: int, now: float, *, bar: bool = False) -> Line:
 
 
 def _ran(row: NodeRow, now: float, bar: bool) -> Line:
+    items = "" if row.items is None else row.item_words()
     if row.reuse:
-        return [(row.reuse, "dim")]
+        return [(f"{row.reuse}  {items}".rstrip(), "dim")]
+    if row.started is None and items and row.status is NodeStatus.COMPLETED:
+        return [(items, "dim")]  # an empty list, or no item of which could be started
     if row.started is None:
         return [("not started", "dim")]  # it failed before: its config could not be made
     running = row.status is NodeStatus.RUNNING
@@ -353,9 +376,8 @@ def _ran(row: NodeRow, now: float, bar: bool) -> Line:
         words.append((f"  {attempts}", "wait"))
     if running and row.fraction is not None:
         words += _progress(row, row.fraction, bar)
-    elif row.items is not None:
-        failed = f", {row.failed_items:,} failed" if row.failed_items else ""
-        words.append((f"  {counted(row.items, 'item')}{failed}", "dim"))
+    elif items:
+        words.append((f"  {items}", "dim"))
     return words
 
 
@@ -383,7 +405,8 @@ def not_run(row: NodeRow, now: float, *, live: bool = False) -> str:
 def _waiting(row: NodeRow, now: float, live: bool) -> str:
     left = -1.0 if row.until is None else row.until - now
     if left < 0:
-        return "queued"
+        items = f"  {plain(row.message)}" if row.completed_items and row.message else ""
+        return f"queued{items}"
     wait = countdown(left) if live or left >= 1 else duration(left)
     if row.tag is not None:
         return f"rate limit {plain(row.tag)}: starts in {_UNIT.sub(' ', wait)}"

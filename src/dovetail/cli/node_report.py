@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail.cli.board import LONGEST_ID
 from dovetail.cli.summary import command, error_words, status_piece
 from dovetail.cli.text import Line, clip, duration, plain, plain_lines, printable, table
-from dovetail.core.states import NodeStatus, Reason, RunStatus
+from dovetail.core.states import FINISHED, NodeStatus, Reason, RunStatus
 from dovetail.core.text import HARMLESS, visible
 
 if TYPE_CHECKING:
@@ -143,7 +143,8 @@ async def node_lines(
         facts.append(("why", detail["why"]["why"]))
     if detail["items"] is not None:
         counts = [f"{many:,} {state}" for state, many in detail["items"].items() if many]
-        facts.append(("items", ", ".join(counts) or "none yet"))
+        none = "none yet" if detail["status"] not in FINISHED else "none"
+        facts.append(("items", ", ".join(counts) or none))
     title = f" {clip(plain(detail['id']), LONGEST_ID)} of run {short}"
     lines: list[Line] = [[status_piece(detail["status"]), (title, "")]]
     lines += table([[(f"  {name}", "dim"), (plain(value), "")] for name, value in facts])

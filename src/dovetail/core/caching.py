@@ -22,7 +22,8 @@ import orjson
 VERSION, PARAMS, NAMES, SECRETS = "version", "params", "names", "secrets"
 """What a handler may have read; the version is always part. NAMES: which parents have an output."""
 ITEM, INDEX = "item", "index"
-"""The same, of an item of a mapped node. The rendered config is part of the key in any case."""
+"""The same, of an item of a mapped node. A node without items reads None, so that neither gets the
+output of the other. The rendered config is part of the key in any case."""
 INPUT = "input:"
 """Before the name of a parent whose output was read."""
 _SECRET_ROUNDS = 20_000

@@ -80,13 +80,21 @@ def split_place(place: int) -> tuple[int, int | None]:
 def list_error(value: Any) -> dict[str, Any] | None:
     """Why a value cannot be the list of a mapped node; None if it can."""
     if not isinstance(value, list):
-        kind = "a mapping" if isinstance(value, Mapping) else type(value).__name__
-        kind = {"NoneType": "none", "str": "text"}.get(kind, kind)
-        return {"type": NOT_A_LIST, "message": f"for_each needs a list, and this is {kind}"}
+        return {"type": NOT_A_LIST, "message": f"for_each needs a list, and this is {_kind(value)}"}
     if len(value) > MAX_ITEMS:
         message = f"for_each has {len(value):,} items; at most {MAX_ITEMS:,} are allowed"
         return {"type": TOO_LARGE, "message": message}
     return None
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "null"
+    # A boolean is an int in Python, so it is asked first.
+    for kinds, words in ((bool, "a boolean"), (int | float, "a number"), (str, "a string")):
+        if isinstance(value, kinds):
+            return words
+    return "an object" if isinstance(value, Mapping) else f"a Python {type(value).__name__}"
 
 
 class ItemEnd(NamedTuple):

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Container, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from dovetail.core.caching import (
@@ -55,10 +54,10 @@ class NodeCache:
         handler: str,
         params: Mapping[str, Any],
         of_parents: Callable[[Container[str]], Awaitable[Facts | None]],
-        own: Mapping[str, Any] = MappingProxyType({}),
+        own: Mapping[str, Any],
     ) -> Cached | Caching | None:
         """The output that this node would have, if it is kept. `of_parents` gives what of some
-        reads is about the node's parents; `own` are the item and the index of an item.
+        reads is about the node's parents; `own` are the item and its index, None for a node.
 
         A `Caching` if a worker has to look, see `answer`: with all facts but that of its secrets.
         """

@@ -52,7 +52,7 @@ def list_of(run: RunState, index: int) -> Sequence[Any]:
         error = list_error(values)
         if error is not None or len(values) != items.total:
             # Only if what is stored was changed: a template gives the same list each time.
-            found = len(values) if isinstance(values, list) else "no"
+            found = f"{len(values):,}" if isinstance(values, list) else "no list"
             raise TemplateError(f"for_each had {counted(items.total, 'item')} and now has {found}")
         items.values = values
     return items.values

@@ -144,14 +144,14 @@ class Context:
     @property
     def item(self) -> Any:
         """Of a mapped node: the item that this start is for."""
-        if self._seen is not None and self._given_index is not None:
+        if self._seen is not None:  # also of a node without items: that there is none is a fact
             self._seen(ITEM, self._given_item)
         return orjson.loads(orjson.dumps(self._given_item))
 
     @property
     def index(self) -> int | None:
         """Of a mapped node: the number of the item, from 0."""
-        if self._seen is not None and self._given_index is not None:
+        if self._seen is not None:
             self._seen(INDEX, self._given_index)
         return self._given_index
 

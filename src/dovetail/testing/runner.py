@@ -330,7 +330,12 @@ def _nodes(data: Any) -> list[tuple[str, str]]:
     listed = data.get("nodes") if isinstance(data, Mapping) else None
     nodes = listed if isinstance(listed, list | tuple) else ()
     entries = [node if isinstance(node, Mapping) else {} for node in nodes]
-    return [(str(node.get("id")), str(node.get("handler"))) for node in entries]
+    return [(_text(node.get("id")), _text(node.get("handler"))) for node in entries]
+
+
+def _text(value: Any) -> str:
+    """Not `str(value)`: a value that is no text may refuse to be written."""
+    return value if isinstance(value, str) else ""
 
 
 def _unknown(config: dict[str, Any], ctx: Context) -> None:

@@ -86,7 +86,8 @@ _SHARE = re.compile(SHARE)
 def _with_items(value: Any) -> Any:
     """`for_each: X` is short for `for_each: {items: X}`."""
     if isinstance(value, str | list):
-        return {"items": value}
+        # Checked here too: below, an error would be about an `items` that is not written.
+        return {"items": _list_or_text(value)}
     if isinstance(value, dict | ForEach | None):
         return value
     message = 'must be a template such as "{{ fetch.json.items }}", a list, or a mapping with items'

@@ -315,7 +315,11 @@ def _unknown(path: Path, suggester: Suggester) -> str:
     name = str(path[-1])
     if name == "depends_on":
         return "'depends_on' is another name for 'dependencies'; give only one of the two"
-    known = _FIELDS[_part(path)]
+    part = _part(path)
+    if part is Node and name in _FIELDS[ForEach]:
+        form = ", ".join(f"{one}: …" for one in dict.fromkeys(("items", name)))
+        return f"unknown field '{name}'; it belongs into for_each, as in for_each: {{{form}}}"
+    known = _FIELDS[part]
     hint = suggester.did_you_mean(name, known)
     return f"unknown field {shown(name)}{hint or '; known are: ' + ', '.join(known)}"
 
@@ -413,7 +417,7 @@ class Checked:
     warnings: tuple[Problem, ...]
     layers: list[list[str]]
     parsed: Workflow | None = None
-    """The workflow even if it is not valid, if its fields could be read."""
+    """The workflow even if it is not valid, if it is JSON and its fields could be read."""
 
     @property
     def valid(self) -> bool:
@@ -442,7 +446,8 @@ def _check(
     workflow: Workflow | None = None
     layers: list[list[str]] = []
     findings = list(_not_json(data, limits)) if source.text is None else []
-    if source.text is None and not findings:
+    is_data = not findings
+    if source.text is None and is_data:
         data = plain(data)  # a tuple becomes a list, as it does on the way to a server
     if not any(found.code == "too_large" for found in findings):
         suggester = Suggester()
@@ -461,7 +466,8 @@ def _check(
         errors=_problems(errors, source),
         warnings=_problems(warnings, source),
         layers=layers,
-        parsed=workflow,
+        # Values that are no JSON can be neither digested nor stored.
+        parsed=workflow if is_data else None,
     )
 
 
@@ -713,7 +719,8 @@ def _texts(node: RawNode) -> Iterator[tuple[Path, str, bool]]:
         path, rest = stack[-1]
         for step, value in rest:
             if isinstance(value, str):
-                if "{" in value:
+                # A brace alone, as in a JSON text, makes no template.
+                if "{" in value and ("{{" in value or "{%" in value or "{#" in value):
                     yield (*path, step), value, False
             elif isinstance(value, dict):
                 stack.append(((*path, step), iter(value.items())))

@@ -337,7 +337,7 @@ class Publisher:
                 return facts_of(task.source, reads)
             return await self._scopes.parents_facts(order, reads)
 
-        own = {} if task.item_index is None else {ITEM: task.item, INDEX: task.item_index}
+        own = {ITEM: task.item, INDEX: task.item_index}
         found = await self._cache.find(task.cache, task.handler, order.run.params, of_parents, own)
         if found is None:
             return task

@@ -189,7 +189,7 @@ class LocalTaskSource:
             done = {name: node.output for name, node in parents if node.status is COMPLETED}
             return facts_of(done, reads)
 
-        own = {} if item is None else {ITEM: value, INDEX: item}
+        own = {ITEM: value, INDEX: item}
         found = await self._cache.find(caching, spec.handler, run.params, of_parents, own)
         if not isinstance(found, Cached):
             return False
