@@ -601,7 +601,7 @@ def _map_spec(items: Items, mapped: tuple[int, ...]) -> MapSpec:
         if not isinstance(values, Iterable) or isinstance(values, str | bytes | Mapping):
             return values
         # It may be endless, or a range of a terabyte: one item too many is enough to say so.
-        return list(values if isinstance(values, list) else islice(values, MAX_ITEMS + 1))
+        return list(values if isinstance(values, list | tuple) else islice(values, MAX_ITEMS + 1))
 
     # A generator raises while it is read, so that is a part of the call.
     def listed(run: Any) -> Any:

@@ -126,6 +126,8 @@ async def test_events_and_lines_of_items_have_their_number(tmp_path: Path) -> No
             ("each", 0, "item 0"),
             ("each", 1, "item 1"),
         ]
+        of_one = [line async for line in dt.logs(run.run_id, node="each", item=1)]
+        assert [line.message for line in of_one] == ["item 1"]
 
 
 async def test_items_are_listed_in_pages_and_by_status(tmp_path: Path) -> None:

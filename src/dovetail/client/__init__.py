@@ -503,6 +503,7 @@ class Dovetail:
         *,
         node: str | None = None,
         attempt: int | None = None,
+        item: int | None = None,
         follow: bool = False,
     ) -> AsyncIterator[LoggedLine]:
         """Every line that the handlers of a run logged; with `follow` live, until the run ends.
@@ -514,6 +515,7 @@ class Dovetail:
         query = LogQuery(
             node=text_or_none("node", node),
             attempt=None if attempt is None else whole_number("attempt", attempt, least=1),
+            item=None if item is None else whole_number("item", item),
         )
         if follow:
             feed = self._followed(run_id, commands.follow_logs(text("run_id", run_id), query))
