@@ -117,6 +117,7 @@ async def test_events_and_lines_of_items_have_their_number(tmp_path: Path) -> No
         first = [event["type"] for event in of_items if event["item"] == 0]
         assert first == ["node.queued", "node.started", "node.completed"]
         lines = [line async for line in dt.logs(run.run_id, node="each")]
+        assert {line.fields for line in lines} == {None}, "a line has its number already"
         assert [(line.node, line.item, line.message) for line in lines] == [
             ("each", 0, "item 0"),
             ("each", 1, "item 1"),
