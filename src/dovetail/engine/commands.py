@@ -1307,7 +1307,9 @@ def _no_node_but_item(run: RunState, node: str, item: int) -> str:
     if run.graph.nodes[run.graph.index[node]].for_each is None:
         return f"run {run.id} has no node '{name}': node '{node}' has no for_each, so no items"
     items = run.nodes[run.graph.index[node]].items
-    if items is not None and item >= items.total:
+    if items is None:
+        return f"run {run.id} has no item {item} of node '{node}': its list is not known"
+    if item >= items.total:
         many = counted(items.total, "item")
         return f"run {run.id} has no item {item} of node '{node}': it has {many}, counted from 0"
     return (
