@@ -46,6 +46,11 @@ async def square(config: dict[str, Any], ctx: Any) -> Any:
     return {"of": config["x"], "square": config["x"] ** 2, "key": ctx.idempotency_key}
 
 
+@handler("long")
+async def long(config: dict[str, Any], ctx: Any) -> str:
+    return "x" * int(config["characters"])
+
+
 @handler("waits")
 async def waits(config: dict[str, Any], ctx: Any) -> Any:
     calls["now"] += 1
@@ -85,7 +90,7 @@ def _fresh() -> None:
 
 @asynccontextmanager
 async def client(path: Path, **settings: Any) -> AsyncIterator[Dovetail]:
-    handlers = [numbers, square, waits]
+    handlers = [long, numbers, square, waits]
     async with Dovetail(str(path / "runs.db"), handlers=handlers, **settings) as dt:
         yield dt
 
@@ -122,6 +127,26 @@ async def test_events_and_lines_of_items_have_their_number(tmp_path: Path) -> No
             ("each", 0, "item 0"),
             ("each", 1, "item 1"),
         ]
+
+
+@pytest.mark.parametrize(("characters", "first"), [(60_000, 69), (700_000, 95), (1, 100)])
+async def test_a_page_of_items_with_large_outputs_ends_early(
+    tmp_path: Path, characters: int, first: int
+) -> None:
+    """Outputs that are shown take at most 4 MiB in one page, all of them 64 MiB."""
+    async with client(tmp_path) as dt:
+        each = {"handler": "long", "config": {"characters": characters}}
+        run = await dt.run(flow(100, **each))
+        page = await dt.items(run.run_id, "each", limit=1000)
+        assert len(page.items) == first
+        assert (page.next_cursor is None) == (first == 100)
+        assert page.counts["completed"] == 100
+        found = list(page.items)
+        while page.next_cursor is not None:
+            page = await dt.items(run.run_id, "each", limit=1000, cursor=page.next_cursor)
+            assert page.items
+            found += page.items
+        assert [item.index for item in found] == list(range(100))
 
 
 async def test_items_are_listed_in_pages_and_by_status(tmp_path: Path) -> None:
