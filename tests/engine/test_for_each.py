@@ -149,6 +149,29 @@ async def test_a_page_of_items_with_large_outputs_ends_early(
         assert [item.index for item in found] == list(range(100))
 
 
+async def test_every_count_of_items_is_the_number_of_items_with_that_status(tmp_path: Path) -> None:
+    async with client(tmp_path) as dt:
+        fields = {"for_each": {"items": "{{ start }}", "max_concurrency": 3}, "handler": "waits"}
+        held = {**flow(6, config={"gate": True}, **fields), "max_concurrency": 1}
+        run = await dt.trigger(held)
+        async with asyncio.timeout(10):
+            while (page := await dt.items(run.run_id, "each")).counts["running"] < 1:
+                await asyncio.sleep(0.01)
+        assert [item.status for item in page.items] == [
+            *("RUNNING", "QUEUED", "QUEUED", "PENDING", "PENDING", "PENDING")
+        ]
+        for status in ("pending", "running", "completed", "failed", "cancelled"):
+            found = await dt.items(run.run_id, "each", status=status.upper())
+            assert len(found.items) == page.counts[status], status
+        assert len((await dt.items(run.run_id, "each", status="QUEUED")).items) == 2
+        first = await dt.items(run.run_id, "each", status="PENDING", limit=3)
+        assert [item.index for item in first.items] == [1, 2, 3]
+        rest = await dt.items(run.run_id, "each", status="PENDING", cursor=first.next_cursor)
+        assert [item.index for item in rest.items] == [4, 5]
+        gate.set()
+        await dt.wait(run.run_id)
+
+
 async def test_items_are_listed_in_pages_and_by_status(tmp_path: Path) -> None:
     failing.update((1, 3))
     async with client(tmp_path) as dt:

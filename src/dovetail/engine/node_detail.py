@@ -44,10 +44,12 @@ def item_page(
         message = f"{shown(status)} is no status; one of {', '.join(NodeStatus)}"
         raise InvalidParams([Problem("invalid_field", message, "status")])
     total = 0 if node.items is None else node.items.total
+    # `counts` has the queued items among the pending ones.
+    wanted = (NodeStatus.PENDING, NodeStatus.QUEUED) if status == NodeStatus.PENDING else (status,)
     rest = (
         item
         for item in range(int(cursor or 0), total)
-        if status is None or item_status(node, item) == status
+        if status is None or item_status(node, item) in wanted
     )
     found = list(islice(rest, max(1, min(limit, MAX_ITEMS_SHOWN)) + 1))
     following = str(found.pop()) if len(found) > min(max(1, limit), MAX_ITEMS_SHOWN) else None
