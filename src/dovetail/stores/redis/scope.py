@@ -190,7 +190,9 @@ class RedisOutputs:
             [self.read_command(run_id, places, OUTPUT_PART_BYTES, 1, key)]
         )
         part = OutputPart(*answer)
-        return part.outputs if part.epoch == epoch else None
+        if part.epoch != epoch:
+            return None
+        return part.outputs
 
     def read_command(
         self, run_id: str, places: Sequence[int], most: int, least: int, key: str = "out"
