@@ -64,6 +64,7 @@ def test_run_and_show_have_the_items(shell: Shell) -> None:
     assert "4 total, 3 completed, 1 failed" in shown
     assert "failed items: 1" in shown
     assert "2  ValueError: three is broken" in shown
+    assert f"see one of them:  dovetail runs show {run_id[:6]} 'each[2]'" in shown
     assert shell("runs", "verify", run_id).code == 0
 
 

@@ -167,6 +167,10 @@ async def node_lines(
         name, most = detail["id"], MAX_ATTEMPTS
         found = await commands.node_items(run_id, name, status=NodeStatus.FAILED, limit=most)
         lines += _failed_items(found)
+        if found["items"]:
+            first = item_name(name, found["items"][0]["index"])
+            typed = command("runs", "show", short, first)
+            lines.append([("see one of them:  ", "dim"), (typed, "bold")])
     lines += _error_lines(detail)
     items = await last_items(commands, run_id, LogQuery(detail["id"]), LAST_LINES)
     if items:
