@@ -121,7 +121,38 @@ def test_run_and_show_have_the_items(shell: Shell) -> None:
     assert "4 total, 3 completed, 1 failed" in shown
     assert "failed items: 1" in shown
     assert "2  ValueError: three is broken" in shown
+    assert f"see one of them:  dovetail runs show {run_id[:6]} 'each[2]'" in shown
     assert shell("runs", "verify", run_id).code == 0
+
+
+def test_an_item_is_shown_by_its_name(shell: Shell) -> None:
+    shell.write("flow.yaml", FLOW + "  - {id: end, handler: output, dependencies: [each]}\n")
+    shell.write("own.py", HANDLERS.replace("    if", "    print('item', ctx.index)\n    if"))
+    assert shell("run", "flow.yaml", "--handlers", "own.py").code == 0
+    run_id = json.loads(shell("runs", "list", "--json").out)["items"][0]["run_id"]
+    failed = shell("runs", "show", run_id, "each[2]").out
+    assert failed.startswith(f"FAILED each[2] of run {run_id[:6]}")
+    assert "ValueError: three is broken" in failed
+    assert "own.py:7 in square" in failed
+    assert f"dovetail runs logs {run_id[:6]} --node each --item 2" in failed
+    assert failed.count("stdout: item") == 1
+    done = shell("runs", "show", run_id, "each[3]").out
+    assert done.startswith("COMPLETED each[3]")
+    words = [line.split() for line in done.splitlines()]
+    assert ["attempt", "1"] in words
+    assert ["output", "16"] in words
+    assert {"worker", "started", "finished", "took"} <= {line[0] for line in words}
+    item = json.loads(shell("runs", "show", run_id, "each[3]", "--json").out)
+    assert (item["index"], item["status"], item["output"]) == (3, "COMPLETED", 16)
+    for name, said in [
+        ("each[4]", "no item 4 of node 'each': it has 4 items, counted from 0"),
+        ("end[0]", "node 'end' has no for_each"),
+        ("eachh[0]", "no node 'eachh[0]'; did you mean 'each'?"),
+        ("each[x]", "no node 'each[x]'; did you mean 'each'?"),
+    ]:
+        wrong = shell("runs", "show", run_id, name)
+        assert wrong.code != 0
+        assert said in wrong.err, name
 
 
 def test_the_end_of_a_failed_run_has_the_log_of_the_failed_item_alone(shell: Shell) -> None:

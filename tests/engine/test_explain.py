@@ -110,8 +110,12 @@ def test_a_mapped_node_that_starts_no_more_items_says_why() -> None:
     walk.expand("m", 4)
     walk.start("m[0]", "m[1]")
     walk.fail("m[0]", permanent=True)
-    stopped = "0 of 4 items completed, 1 running, 1 failed, no more are started: too many failed"
+    stopped = (
+        "0 of 4 items completed, 1 running, 1 failed (item 0: broken), "
+        "no more are started: too many failed"
+    )
     assert said(walk, "m") == ("running", stopped)
+    assert why(walk)["m"]["details"]["failed"] == {"index": 0, "error": BROKEN}
     walk = Walk({"a": [], "m": []}, m=EACH)
     walk.expand("m", 4)
     walk.start("a", "m[1]")

@@ -51,6 +51,11 @@ async def sees(config: dict[str, Any], ctx: Any) -> str:
     return f"saw {config['reads']} {getattr(ctx, config['reads'])}"
 
 
+@handler("long")
+async def long(config: dict[str, Any], ctx: Any) -> str:
+    return "x" * int(config["characters"])
+
+
 @handler("waits")
 async def waits(config: dict[str, Any], ctx: Any) -> Any:
     calls["now"] += 1
@@ -90,7 +95,7 @@ def _fresh() -> None:
 
 @asynccontextmanager
 async def client(path: Path, **settings: Any) -> AsyncIterator[Dovetail]:
-    handlers = [numbers, square, waits, sees]
+    handlers = [long, numbers, square, waits, sees]
     async with Dovetail(str(path / "runs.db"), handlers=handlers, **settings) as dt:
         yield dt
 
@@ -122,12 +127,56 @@ async def test_events_and_lines_of_items_have_their_number(tmp_path: Path) -> No
         first = [event["type"] for event in of_items if event["item"] == 0]
         assert first == ["node.queued", "node.started", "node.completed"]
         lines = [line async for line in dt.logs(run.run_id, node="each")]
+        assert {line.fields for line in lines} == {None}, "a line has its number already"
         assert [(line.node, line.item, line.message) for line in lines] == [
             ("each", 0, "item 0"),
             ("each", 1, "item 1"),
         ]
         of_one = [line async for line in dt.logs(run.run_id, node="each", item=1)]
         assert [line.message for line in of_one] == ["item 1"]
+
+
+@pytest.mark.parametrize(("characters", "first"), [(60_000, 69), (700_000, 95), (1, 100)])
+async def test_a_page_of_items_with_large_outputs_ends_early(
+    tmp_path: Path, characters: int, first: int
+) -> None:
+    """Outputs that are shown take at most 4 MiB in one page, all of them 64 MiB."""
+    async with client(tmp_path) as dt:
+        each = {"handler": "long", "config": {"characters": characters}}
+        run = await dt.run(flow(100, **each))
+        page = await dt.items(run.run_id, "each", limit=1000)
+        assert len(page.items) == first
+        assert (page.next_cursor is None) == (first == 100)
+        assert page.counts["completed"] == 100
+        found = list(page.items)
+        while page.next_cursor is not None:
+            page = await dt.items(run.run_id, "each", limit=1000, cursor=page.next_cursor)
+            assert page.items
+            found += page.items
+        assert [item.index for item in found] == list(range(100))
+
+
+async def test_every_count_of_items_is_the_number_of_items_with_that_status(tmp_path: Path) -> None:
+    async with client(tmp_path) as dt:
+        fields = {"for_each": {"items": "{{ start }}", "max_concurrency": 3}, "handler": "waits"}
+        held = {**flow(6, config={"gate": True}, **fields), "max_concurrency": 1}
+        run = await dt.trigger(held)
+        async with asyncio.timeout(10):
+            while (page := await dt.items(run.run_id, "each")).counts["running"] < 1:
+                await asyncio.sleep(0.01)
+        assert [item.status for item in page.items] == [
+            *("RUNNING", "QUEUED", "QUEUED", "PENDING", "PENDING", "PENDING")
+        ]
+        for status in ("pending", "running", "completed", "failed", "cancelled"):
+            found = await dt.items(run.run_id, "each", status=status.upper())
+            assert len(found.items) == page.counts[status], status
+        assert len((await dt.items(run.run_id, "each", status="QUEUED")).items) == 2
+        first = await dt.items(run.run_id, "each", status="PENDING", limit=3)
+        assert [item.index for item in first.items] == [1, 2, 3]
+        rest = await dt.items(run.run_id, "each", status="PENDING", cursor=first.next_cursor)
+        assert [item.index for item in rest.items] == [4, 5]
+        gate.set()
+        await dt.wait(run.run_id)
 
 
 async def test_items_are_listed_in_pages_and_by_status(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from dovetail.core.dag import Graph
 from dovetail.core.errors import BrokenRun
 from dovetail.core.events import Token
+from dovetail.core.outputs import ONLY_SIZES
 from dovetail.core.run import RunState
 from dovetail.core.states import RunStatus
 from dovetail.core.transitions import Cancel, Complete, Retry, Submit
@@ -196,6 +197,27 @@ async def started(parts: ServiceParts) -> list[Task]:
 async def complete(parts: ServiceParts, tasks: list[Task], output: Any) -> None:
     results = [Complete(task.run_id, task.node_id, task.token, output) for task in tasks]
     await parts.orchestrator.apply(results)
+
+
+async def test_a_page_of_items_with_large_outputs_is_read_in_part(redis_url: str) -> None:
+    flow = graph({"each": {"for_each": [*range(12)]}})
+    async with parts_of(redis_url) as parts:
+        await parts.orchestrator.submit(Submit("r", flow, {}))
+        tasks = await started(parts)
+        while tasks:
+            await complete(parts, tasks, "x" * 1_000_000)
+            tasks = await started(parts)
+        run = await parts.store.load("r", room=ONLY_SIZES)
+        items = run.node("each").items
+        assert items is not None
+        assert (items.completed, len(items.ended)) == (12, 0)
+        first = await parts.store.read_items(run, 0, range(12), 3_000_000)
+        assert 3 <= first < 12
+        assert sorted(items.ended) == [*range(first)]
+        assert await parts.store.read_items(run, 0, [first], 1) == 1
+        assert await parts.store.read_items(run, 0, [0, first, first + 1], 1) >= 2
+        assert await parts.store.read_items(run, 0, range(12), 64_000_000) == 12
+        assert sorted(items.ended) == [*range(12)]
 
 
 async def test_items_are_of_the_list_that_was_made_again_after_redis_was_emptied(

@@ -143,6 +143,29 @@ def test_a_failed_attempt_is_logged_by_services_with_its_traceback(
     assert said(capsys) == [], "a command for one run has its own display of attempts"
 
 
+@pytest.mark.parametrize("form", ["console", "json"])
+def test_a_failed_attempt_of_an_item_has_its_node_and_its_number(
+    form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    show_logs(Settings.model_validate({**SETTINGS, "log_format": form}), names=True)
+    task = Task("r1", "each[7]", Token(1, 2, 3), "h", {}, {}, {}, 1.0, item="x", item_index=7)
+    log_failure(task, {"traceback": "ValueError: x"})
+    first = said(capsys)[0]
+    if form == "console":
+        assert first.partition(" ")[2] == (
+            "each: warning: attempt 2 of node 'each[7]' of run r1 failed\\nValueError: x "
+            "run_id=r1 item=7 attempt=2"
+        )
+        return
+    record = json.loads(first)
+    assert [record[name] for name in ("run_id", "node_id", "item", "attempt")] == [
+        "r1",
+        "each",
+        7,
+        2,
+    ]
+
+
 def test_a_program_without_logging_does_not_see_failed_attempts() -> None:
     code = (
         "from dovetail import WorkflowDAG, WorkflowExecutor\n"

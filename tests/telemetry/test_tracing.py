@@ -109,6 +109,28 @@ def test_each_start_of_a_node_is_a_span_with_its_error(three: Three) -> None:
     assert {span.trace_id for span in spans} == {run.trace_id}
 
 
+def test_the_items_of_a_node_share_the_name_of_its_spans_and_have_their_number(
+    three: Three,
+) -> None:
+    receiver, api = three.receiver, three.api
+    backoff = {"base_delay_seconds": 0.01, "max_delay_seconds": 0.02}
+    config = {"fails": "{{ item }}"}
+    run_id = api.run(
+        node("each", "flaky", config=config, retry=backoff, for_each=[0, 1]), name="mapped"
+    )
+    api.ended(run_id)
+    spans = receiver.wait(
+        lambda: len(found := receiver.of_run(run_id)) == 4 and found, "three starts and a run"
+    )
+    (run,) = [span for span in spans if span.name == "run mapped"]
+    starts = [span.attributes for span in spans if span.name == "node each"]
+    found = [
+        (one["dovetail.node_id"], one["dovetail.item"], one["dovetail.attempt"]) for one in starts
+    ]
+    assert sorted(found) == [("each", 0, 1), ("each", 1, 1), ("each", 1, 2)]
+    assert "dovetail.item" not in run.attributes
+
+
 def test_a_retry_is_its_own_span_in_the_same_trace(three: Three) -> None:
     receiver, api = three.receiver, three.api
     trace_id = "1" * 32

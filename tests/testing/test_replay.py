@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -76,8 +77,6 @@ FAST = definition(
 
 
 async def slow(config: Any, ctx: Any) -> str:
-    import asyncio
-
     await asyncio.sleep(100)
     return "late"
 
@@ -128,6 +127,12 @@ def test_allowed_failures_template_errors_and_caches_are_replayed() -> None:
     assert again.outputs["told"] == run.outputs["told"]
 
 
+MAPPED_EACH: dict[str, Any] = {
+    "handler": "summarise",
+    "after": ["list"],
+    "for_each": {"items": "{{ list }}"},
+    "config": {"text": "{{ item }}"},
+}
 MAPPED = definition(
     {
         "list": {"handler": "thing"},
@@ -163,6 +168,95 @@ def test_a_run_with_items_is_replayed_with_every_item_as_it_ended(given: list[st
     assert {name: node.items for name, node in again.nodes.items()} == counts
 
 
+def failing_after(seconds: float) -> Any:
+    async def fails(config: Any, ctx: Any) -> None:
+        await asyncio.sleep(seconds)
+        raise PermanentError("no")
+
+    return fails
+
+
+async def slow_item(config: Any, ctx: Any) -> int:
+    await asyncio.sleep(0.1 + ctx.index % 3 * 0.3)
+    if ctx.item == "bad":
+        raise PermanentError(f"item {ctx.index}")
+    return int(ctx.index)
+
+
+@pytest.mark.parametrize(
+    ("given", "fails_at", "window", "status"),
+    [
+        (["a", "b", "bad", "bad", *"defgh"], 0.45, 2, "FAILED"),
+        (["a", "b", "c", "d", "e"], 0.6, 2, "COMPLETED"),
+        (["a", "bad", *"cdefghijklm"], 1.0, 2, "CANCELLED"),
+    ],
+)
+def test_items_end_in_the_recorded_order_around_a_failure_elsewhere(
+    given: list[str], fails_at: float, window: int, status: str
+) -> None:
+    each = {**MAPPED_EACH, "for_each": {"items": "{{ list }}", "max_concurrency": window}}
+    if status == "CANCELLED":
+        each["for_each"]["max_failures"] = 1
+    flow = definition({"list": "thing", "each": each, "other": "fails"})
+    mock = {"thing": given, "summarise": slow_item, "fails": failing_after(fails_at)}
+    run = Runner().run(flow, mock=mock)
+    assert statuses(run) == {"list": "COMPLETED", "each": status, "other": "FAILED"}
+    again = replay(recorded(flow, run))
+    assert statuses(again) == statuses(run)
+    assert again.nodes["each"].items == run.nodes["each"].items
+
+
+def test_an_item_that_was_never_started_does_not_start_in_a_replay() -> None:
+    """All items were begun, and most of them waited for a rate limit when the run failed."""
+    flow = definition(
+        {"list": "thing", "each": {**MAPPED_EACH, "resource_tag": "t"}, "other": "fails"}
+    )
+    mock = {"thing": list("abcde"), "summarise": slow_item, "fails": failing_after(5)}
+    limits = {"t": {"rate_per_second": 0.25, "burst": 1}}
+    run = Runner().run(flow, mock=mock, rate_limits=limits)
+    assert statuses(run)["each"] == "CANCELLED"
+    made = recorded(flow, run)
+    again = replay(made)
+    assert statuses(again) == statuses(run)
+    assert again.nodes["each"].items == run.nodes["each"].items
+    may = {**flow, "nodes": [*flow["nodes"][:2], {**flow["nodes"][2], "allow_failure": True}]}
+    with pytest.raises(ReplayDiffers, match=r"node 'each': status: .*got \"COMPLETED\""):
+        replay(made, may)
+
+
+async def test_a_cancelled_and_a_retried_run_with_items_are_replayed(tmp_path: Path) -> None:
+    gate = asyncio.Event()
+
+    @handler("thing")
+    async def thing(config: Any, ctx: Any) -> list[int]:
+        return [0, 1, 2, 3, 4]
+
+    @handler("summarise")
+    async def summarise(config: Any, ctx: Any) -> int:
+        if ctx.index == 1:
+            raise PermanentError("no")
+        if ctx.index == 3 and ctx.epoch == 1:
+            gate.set()
+            await asyncio.Event().wait()
+        return int(ctx.index)
+
+    for_each = {"items": "{{ list }}", "max_concurrency": 2, "max_failures": 1}
+    flow = definition({"list": "thing", "each": {**MAPPED_EACH, "for_each": for_each}})
+    made = []
+    async with Dovetail(tmp_path / "runs.db", handlers=[thing, summarise]) as dt:
+        run = await dt.trigger(flow)
+        await gate.wait()
+        await dt.cancel(run.run_id)
+        made.append(await recorded_from(dt, flow, run.run_id))
+        counts = [(await dt.wait(run.run_id)).nodes["each"].items]
+        await dt.retry(run.run_id)
+        made.append(await recorded_from(dt, flow, run.run_id))
+        counts.append((await dt.wait(run.run_id)).nodes["each"].items)
+    assert [one.status for one in made] == ["CANCELLED", "COMPLETED"]
+    for one, items in zip(made, counts, strict=True):
+        assert replay(one).nodes["each"].items == items
+
+
 def test_a_difference_in_an_item_is_found() -> None:
     run = Runner().run(MAPPED, mock={"thing": ["a", "b"], "summarise": summary})
     fields = orjson.loads(recorded(MAPPED, run).to_json())
@@ -174,8 +268,6 @@ def test_a_difference_in_an_item_is_found() -> None:
 
 
 async def test_a_cancelled_a_retried_and_a_forked_run_are_replayed(tmp_path: Path) -> None:
-    import asyncio
-
     started = asyncio.Event()
 
     @handler("waits")

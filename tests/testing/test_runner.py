@@ -315,6 +315,20 @@ def asserts(config: Any, ctx: Any) -> None:
 # ── errors ───────────────────────────────────────────────────────────────────────────────
 
 
+def test_virtual_time_comes_though_less_than_its_resolution_is_left(runner: Runner) -> None:
+    """The time of day is a large float: a timer may be called a moment before its time."""
+
+    async def thing(config: Any, ctx: Any) -> int:
+        loop, waits = asyncio.get_running_loop(), 0
+        until = loop.time() + 1e-7
+        while loop.time() < until and waits < 100:
+            await asyncio.sleep(until - loop.time())
+            waits += 1
+        return waits
+
+    assert runner.run(one(), mock={"thing": thing}).outputs["a"] == 1
+
+
 def test_a_mock_for_nothing_names_what_there_is(runner: Runner) -> None:
     flow = definition({"fetch": FETCH, "end": {"handler": "output", "after": ["fetch"]}})
     with pytest.raises(NotFound) as caught:

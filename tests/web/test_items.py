@@ -39,6 +39,7 @@ def test_the_items_of_a_node_are_counted_and_listed_failed_ones_first(
     expect(page).to_have_url(re.compile("items=FAILED"))
     table.get_by_role("button", name="each[120]").click()
     expect(table.locator(".item-detail")).to_contain_text("PermanentError")
+    expect(table.locator(".item-detail")).to_contain_text("attempt 1 on")
     table.get_by_role("link", name="Log").click()
     expect(page.locator(".line")).to_have_count(1)
     expect(page.locator(".line")).to_contain_text(PAYLOAD)
@@ -73,6 +74,26 @@ def test_a_run_that_failed_by_an_item_opens_on_that_item(
     expect(answer.locator(".item")).to_have_count(1)
     expect(answer.locator(".item")).to_contain_text("picky about bad")
     expect(answer.locator(".log")).to_contain_text("bad")
+
+
+def test_pending_items_can_be_chosen_and_an_item_says_its_attempt_and_reason(
+    server: Server, open_page: OpenPage
+) -> None:
+    slow = mapped([0] * 4000, "lingers", max_concurrency=3)
+    run_id = started(server, [slow])
+    page = open_page(f"{server.url}/#/runs/{run_id}/nodes?node=each")
+    table = page.locator(".items")
+    table.get_by_role("button", name=re.compile("pending")).click()
+    expect(page).to_have_url(re.compile("items=PENDING"))
+    expect(table.locator(".item")).to_have_count(50)
+    table.get_by_role("button", name="More items").click()
+    expect(table.locator(".item")).to_have_count(100)
+    server.client().post(f"/runs/{run_id}/cancel")
+    table.get_by_role("button", name=re.compile("cancelled")).click()
+    last = table.locator(".item").nth(40)
+    last.get_by_role("button").click()
+    expect(last.locator(".item-detail")).to_contain_text("reason: run cancelled")
+    expect(last.locator(".item-detail")).to_contain_text("never started")
 
 
 def test_an_empty_list_says_so(server: Server, open_page: OpenPage) -> None:

@@ -160,7 +160,7 @@ async def get_items(
     status: Annotated[
         NodeStatusName | None,
         BeforeValidator(lambda given: given or None),
-        Query(description="only items in this state"),
+        Query(description="only items in this state; PENDING also finds the queued ones"),
     ] = None,
     limit: Limit = 50,
     cursor: Cursor = None,

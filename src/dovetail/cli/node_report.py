@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.cli.board import LONGEST_ID
 from dovetail.cli.summary import command, error_words, status_piece
-from dovetail.cli.text import Line, clip, duration, plain, plain_lines, printable, table
+from dovetail.cli.text import (
+    Line,
+    clip,
+    duration,
+    plain,
+    plain_lines,
+    printable,
+    seconds,
+    table,
+)
+from dovetail.core.items import item_name
 from dovetail.core.states import FINISHED, NodeStatus, Reason, RunStatus
 from dovetail.core.text import HARMLESS, visible
 
@@ -158,6 +168,10 @@ async def node_lines(
         name, most = detail["id"], MAX_ATTEMPTS
         found = await commands.node_items(run_id, name, status=NodeStatus.FAILED, limit=most)
         lines += _failed_items(found)
+        if found["items"]:
+            first = item_name(name, found["items"][0]["index"])
+            typed = command("runs", "show", short, first)
+            lines.append([("see one of them:  ", "dim"), (typed, "bold")])
     lines += _error_lines(detail)
     items = await last_items(commands, run_id, LogQuery(detail["id"]), LAST_LINES)
     if items:
@@ -165,6 +179,38 @@ async def node_lines(
         lines.append([("log, the last lines; all of it:  ", "dim"), (logs, "bold")])
         for item in items:
             lines += _clipped(log_lines_of(item, "  "))
+    return lines
+
+
+async def item_lines(
+    commands: EngineApi, run_id: str, node: str, item: Mapping[str, Any], short: str
+) -> list[Line]:
+    """`runs show RUN NODE[3]`."""
+    from dovetail.engine.ports import LogQuery
+
+    index = item["index"]
+    facts = [("run", run_id), ("attempt", str(item["attempt"]))]
+    names = (("worker", "worker"), ("started", "started_at"), ("finished", "finished_at"))
+    facts += [(name, item[field]) for name, field in names if item[field] is not None]
+    if item["started_at"] is not None and item["finished_at"] is not None:
+        took = seconds(item["finished_at"]) - seconds(item["started_at"])
+        facts.append(("took", duration(max(0.0, took))))
+    if item["reason"] is not None:
+        facts.append(("reason", item["reason"].replace("_", " ")))
+    title = f" {clip(plain(item_name(node, index)), LONGEST_ID)} of run {short}"
+    lines: list[Line] = [[status_piece(item["status"]), (title, "")]]
+    lines += table([[(f"  {name}", "dim"), (plain(value), "")] for name, value in facts])
+    if item["status"] == NodeStatus.COMPLETED:
+        lines += _value_lines("output", item["output"])
+    if item["error"] is not None:
+        lines += _error_lines({"id": node, "attempts": [], "error": item["error"]})
+    query = LogQuery(node, item=index)
+    items = await last_items(commands, run_id, query, LAST_LINES)
+    if items:
+        logs = command("runs", "logs", short, "--node", node, "--item", str(index))
+        lines.append([("log, the last lines; all of it:  ", "dim"), (logs, "bold")])
+        for line in items:
+            lines += _clipped(log_lines_of(line, "  "))
     return lines
 
 

@@ -53,6 +53,10 @@ class RecordedNode(BaseModel):
     """It began with its output, which came from the run that this one is a fork of."""
     item_errors: dict[str, dict[str, Any]] | None = None
     """Of a mapped node: the errors of the items that failed for good, by their numbers."""
+    item_ends: dict[str, int] | None = None
+    """Of a mapped node in a run that did not complete: the numbers of the events with which its
+    items ended by themselves, by the numbers of the items. The others were never started, or were
+    cancelled."""
     ended: int | None = None
     """Of a node that ended by itself: the number of its last event, which gives the order."""
 
@@ -116,6 +120,9 @@ def record(
     events = list(events)
     ends, reused = _ends(events)
     item_errors = _item_errors(events)
+    epochs = {node["id"]: node["epoch"] for node in view["nodes"] if node["items"] is not None}
+    is_complete = view["status"] == RunStatus.COMPLETED
+    item_ends = {} if is_complete else _item_ends(events, epochs)
     nodes = {}
     run = _state(view, definition)
     for node in view["nodes"]:
@@ -134,6 +141,7 @@ def record(
             started=node["attempt"] > 0,
             reused=name in reused,
             item_errors=item_errors.get(name),
+            item_ends=item_ends.get(name),
             ended=ends.get(name) if by_itself else None,
         )
     fields = {name: view[name] for name in ("run_id", "workflow", "version", "status", "params")}
@@ -171,6 +179,24 @@ def _item_errors(events: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any
             found.setdefault(name, {})[str(item)] = _brief(event.get("error") or {})
         elif event["type"] == "node.started":
             found.get(name, {}).pop(str(item), None)
+    return found
+
+
+def _item_ends(
+    events: Iterable[Mapping[str, Any]], epochs: Mapping[str, int]
+) -> dict[str, dict[str, int]]:
+    """By node and number; `epochs` has the mapped nodes. A retry opens failed items again, and may
+    begin only some of them."""
+    found: dict[str, dict[str, int]] = {name: {} for name in epochs}
+    for event in events:
+        name, item = event.get("node"), event.get("item")
+        if name is None or item is None:
+            continue
+        if event["type"] == "node.queued":
+            found[name].pop(str(item), None)
+        is_open = event["type"] == "node.failed" and event["epoch"] < epochs[name]
+        if event["type"] in _ENDS and not is_open:
+            found[name][str(item)] = event["seq"]
     return found
 
 

@@ -74,7 +74,13 @@ from dovetail.engine.clock import Clock
 from dovetail.engine.explain import explain
 from dovetail.engine.idempotency import KeyedRequest
 from dovetail.engine.limits import DEFAULT_BURST, DEFAULT_RATE, FASTEST, LARGEST_BURST, SLOWEST
-from dovetail.engine.node_detail import SHOWN, NodeDetail, item_page
+from dovetail.engine.node_detail import (
+    MAX_ITEM_PAGE_BYTES,
+    SHOWN,
+    NodeDetail,
+    item_page,
+    page_length,
+)
 from dovetail.engine.ports import (
     ALL_LINES,
     ALL_RUNS,
@@ -693,8 +699,11 @@ class Commands:
         if counts is None:
             raise NotFound(f"node '{node}' of run {run_id} has no items: it has no for_each")
         numbers, following = item_page(run.nodes[index], status, limit, cursor)
-        await self._read_items(run, index, numbers)
-        views = [item_view(run, index, number) for number in numbers]
+        there = await self._read_items(run, index, numbers)
+        views = [item_view(run, index, number) for number in numbers[:there]]
+        views = views[: page_length(views)]
+        if len(views) < len(numbers):
+            following = str(numbers[len(views)])
         unread = {
             str(view["index"]): view["output"].size
             for view in views
@@ -712,13 +721,15 @@ class Commands:
                 view["output"] = reference(size, href)
         return {"items": views, "counts": counts, "next_cursor": following}
 
-    async def _read_items(self, run: RunState, index: int, numbers: Sequence[int]) -> None:
+    async def _read_items(self, run: RunState, index: int, numbers: Sequence[int]) -> int:
+        """Returns how many of these were read, for a page of them; at least one."""
         node = run.nodes[index]
         if node.items is None or not node.items.is_reused:
-            await self.store.read_items(run, index, numbers)
-        elif isinstance(node.output, OutputReference):  # a fork has the list as one output
+            return await self.store.read_items(run, index, numbers, MAX_ITEM_PAGE_BYTES)
+        if isinstance(node.output, OutputReference):  # a fork has the list as one output
             (text,) = await self.store.read_outputs(run, [node.output])
             node.items.outputs = orjson.loads(text)
+        return len(numbers)
 
     async def node_detail(self, run_id: str, node: str) -> dict[str, Any]:
         for _ in range(MAX_TRIES - 1):
@@ -1307,7 +1318,9 @@ def _no_node_but_item(run: RunState, node: str, item: int) -> str:
     if run.graph.nodes[run.graph.index[node]].for_each is None:
         return f"run {run.id} has no node '{name}': node '{node}' has no for_each, so no items"
     items = run.nodes[run.graph.index[node]].items
-    if items is not None and item >= items.total:
+    if items is None:
+        return f"run {run.id} has no item {item} of node '{node}': its list is not known"
+    if item >= items.total:
         many = counted(items.total, "item")
         return f"run {run.id} has no item {item} of node '{node}': it has {many}, counted from 0"
     return (

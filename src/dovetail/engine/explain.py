@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from dovetail.core.dag import NodeSpec
 from dovetail.core.effects import why_stopped
+from dovetail.core.errors import one_line
 from dovetail.core.run import NodeState, Phase, RunState
 from dovetail.core.states import FINISHED, NodeStatus, Reason, RunStatus
 from dovetail.core.text import counted
@@ -203,7 +204,12 @@ def _items(run: RunState, spec: NodeSpec, node: NodeState, now: float, why_not: 
     }
     done = f"{counts['completed']} of {counted(counts['total'], 'item')} completed"
     words = [f"{counts['running']} running"] if counts["running"] else []
-    words += [f"{counts['failed']} failed"] if counts["failed"] else []
+    failed = _first_failed(node)
+    if failed is not None:
+        error = failed["error"] or {}
+        message = one_line(str(error.get("message") or error.get("type") or "no error"))
+        which = "first item" if counts["failed"] > 1 else "item"
+        words.append(f"{counts['failed']} failed ({which} {failed['index']}: {message})")
     words += [f"{many} {_plural(what, many)}" for what, many in waiting.items() if many]
     if why_not is not None and waiting["is queued"]:
         words.append(why_not)
@@ -217,12 +223,21 @@ def _items(run: RunState, spec: NodeSpec, node: NodeState, now: float, why_not: 
         "no_worker": why_not is not None and bool(waiting["is queued"]),
     }
     code = next((code for code, holds in codes.items() if holds), "queued")
-    details: dict[str, Any] = {"items": counts}
+    details: dict[str, Any] = {"items": counts, "failed": failed}
     waits = [one for one in in_flight if one.until is not None]
     if code in ("rate_limited", "backing_off") and waits:
         first = min(waits, key=lambda one: one.until or 0.0)
         details |= {"resource_tag": spec.resource_tag, **_until(first, _left(first, now))}
     return Why(code, ", ".join([done, *words]), details)
+
+
+def _first_failed(node: NodeState) -> dict[str, Any] | None:
+    """The failed item with the lowest number, and its error."""
+    if node.items is None or not node.items.failed:
+        return None
+    index = node.items.first_failed()
+    end = node.items.ended.get(index)
+    return {"index": index, "error": None if end is None else end.error}
 
 
 def _plural(what: str, many: int) -> str:

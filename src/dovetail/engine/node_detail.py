@@ -6,7 +6,7 @@ within its epoch. Only the outputs that are shown or rendered are read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -20,6 +20,7 @@ from dovetail.core.outputs import (
     ReadBudget,
     check_rendering,
     is_shown,
+    parts,
     reference,
 )
 from dovetail.core.run import NodeState, RunState, encoded_size
@@ -43,14 +44,31 @@ def item_page(
         message = f"{shown(status)} is no status; one of {', '.join(NodeStatus)}"
         raise InvalidParams([Problem("invalid_field", message, "status")])
     total = 0 if node.items is None else node.items.total
+    # `counts` has the queued items among the pending ones.
+    wanted = (NodeStatus.PENDING, NodeStatus.QUEUED) if status == NodeStatus.PENDING else (status,)
     rest = (
         item
         for item in range(int(cursor or 0), total)
-        if status is None or item_status(node, item) == status
+        if status is None or item_status(node, item) in wanted
     )
     found = list(islice(rest, max(1, min(limit, MAX_ITEMS_SHOWN)) + 1))
     following = str(found.pop()) if len(found) > min(max(1, limit), MAX_ITEMS_SHOWN) else None
     return found, following
+
+
+MAX_ITEM_PAGE_BYTES = 64 << 20
+"""Of the outputs of one page of items, also of those that it shows as references."""
+
+
+def page_length(views: Sequence[Mapping[str, Any]]) -> int:
+    """How many of the first of these items one page has: at least one."""
+    outputs = {str(view["index"]): encoded_size(view["output"]) for view in views}
+    written = {
+        str(view["index"]): encoded_size(view["error"]) + (size if size <= LARGE_OUTPUT else 0)
+        for view, size in zip(views, outputs.values(), strict=True)
+    }
+    fitting = next(parts(outputs, MAX_ITEM_PAGE_BYTES), []), next(parts(written), [])
+    return min(map(len, fitting))
 
 
 SHOWN = ReadBudget(LARGE_OUTPUT, 1 << 20)

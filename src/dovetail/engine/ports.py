@@ -88,9 +88,12 @@ class Store(Protocol):
         """
         ...
 
-    async def read_items(self, run: RunState, index: int, numbers: Sequence[int]) -> None:
+    async def read_items(
+        self, run: RunState, index: int, numbers: Sequence[int], max_bytes: int
+    ) -> int:
         """Add to a run that `load` gave what that left out of these items of a mapped node: how
-        they ended, and their outputs or references to them.
+        they ended, and their outputs or references to them. Returns of how many: about `max_bytes`
+        are read, and at least one item.
 
         Raises `StoreError` if they are not there any more.
         """

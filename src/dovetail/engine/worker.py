@@ -32,6 +32,7 @@ from typing import Any
 from dovetail.core.effects import new_tuple
 from dovetail.core.errors import DovetailError, PermanentError, RetryableError, TemplateError
 from dovetail.core.events import LATE, Token
+from dovetail.core.items import split_name
 from dovetail.core.node_logs import LogChunk
 from dovetail.core.retry import MAX_RETRY_AFTER_SECONDS
 from dovetail.core.transitions import Complete, Fail, Progress, Stop
@@ -720,7 +721,10 @@ def timeout(
 
 def log_failure(task: Task, described: Mapping[str, Any]) -> None:
     """Log a failed attempt with its traceback, which is redacted already."""
-    extra = {"run_id": task.run_id, "node_id": task.node_id, "attempt": task.token.attempt}
+    node, item = split_name(task.node_id)
+    extra: dict[str, Any] = {"run_id": task.run_id, "node_id": node, "attempt": task.token.attempt}
+    if item is not None:
+        extra["item"] = item
     text = described.get("traceback") or f"{described['type']}: {described['message']}"
     attempts_log.warning(
         "attempt %d of node '%s' of run %s failed\n%s",

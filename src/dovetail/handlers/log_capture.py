@@ -55,8 +55,6 @@ STREAM_LEVELS = {"stdout": "INFO", "stderr": "WARNING"}
 
 # The fields of every record; all others were given as `extra`.
 _OWN = frozenset({*logging.makeLogRecord({}).__dict__, "message", "asctime", "taskName"})
-_IDS = frozenset({"run_id", "node_id", "attempt"})
-"""What `ctx.log` adds to each record; a line of the log has them anyway."""
 
 
 class LogRules(NamedTuple):
@@ -129,11 +127,14 @@ class AttemptLog:
         rules: LogRules,
         on_lines: OnLines,
     ) -> None:
-        self._ids = {
+        self._ids: dict[str, str | int] = {
             "run_id": attempt.run_id,
             "node_id": attempt.node,
             "attempt": attempt.attempt,
         }
+        """What `ctx.log` adds to each record; a line of the log has them anyway."""
+        if attempt.item is not None:
+            self._ids["item"] = attempt.item
         self._redact: Callable[[Any], Any] = redactor.redact_shown
         self._log_rules = rules
         self._on_lines = on_lines
@@ -173,7 +174,7 @@ class AttemptLog:
     def record(self, record: logging.LogRecord) -> bool:
         """Add a record of `logging`."""
         extra = {name: record.__dict__[name] for name in record.__dict__.keys() - _OWN}
-        for name in extra.keys() & _IDS:
+        for name in extra.keys() & self._ids.keys():
             if extra[name] == self._ids[name]:
                 del extra[name]
         words = [_words(record)]

@@ -101,8 +101,11 @@ class MemoryStore:
         except KeyError:
             raise NotFound(f"no run '{run_id}' here") from None
 
-    async def read_items(self, run: RunState, index: int, numbers: Sequence[int]) -> None:
+    async def read_items(
+        self, run: RunState, index: int, numbers: Sequence[int], max_bytes: int
+    ) -> int:
         """`load` leaves out no item."""
+        return len(numbers)
 
     async def read_outputs(self, run: RunState, wanted: Sequence[OutputReference]) -> list[bytes]:
         if wanted:

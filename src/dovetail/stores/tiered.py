@@ -230,9 +230,11 @@ class TieredRuns:
             return await self._archive.read_outputs(run, archived)
         return await self._hot.read_outputs(run, wanted)
 
-    async def read_items(self, run: RunState, index: int, numbers: Sequence[int]) -> None:
+    async def read_items(
+        self, run: RunState, index: int, numbers: Sequence[int], max_bytes: int
+    ) -> int:
         """The archive leaves out no item."""
-        await self._hot.read_items(run, index, numbers)
+        return await self._hot.read_items(run, index, numbers, max_bytes)
 
     async def wait(self, run_id: str) -> RunState:
         while True:

@@ -106,7 +106,10 @@ def _cut(text: str) -> str:
     return f"{text[:MAX_TEXT_CHARS]}… ({counted(len(text) - MAX_TEXT_CHARS, 'character')} more)"
 
 
-FIRST = ("time", "level", "logger", "message", "run_id", "node_id", "attempt", "request_id")
+FIRST = (
+    *("time", "level", "logger", "message"),
+    *("run_id", "node_id", "item", "attempt", "request_id"),
+)
 """The first fields, in this order; then all others, and tracebacks last."""
 BLOCKS = ("stack", "exception")
 NOT_FOR_PEOPLE = frozenset({"time", "level", "logger", "message", "node_id", *BLOCKS})

@@ -42,6 +42,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from dovetail.core.caching import Caching
 from dovetail.core.dag import Graph
 from dovetail.core.events import RUN_ENDS, Event
+from dovetail.core.items import split_name
 from dovetail.core.transitions import Stop
 from dovetail.engine.listener import CallersOf, ClientCall
 from dovetail.engine.ports import Call, Calls, OnLines, Report, Sender, Task
@@ -64,6 +65,8 @@ SPAN_EVENTS = frozenset(
     }
 )
 BEGINNINGS = frozenset({"run.created", "run.retried"})
+ITEM = "dovetail.item"
+"""Of a span or an event of an item: its number."""
 UNTRACED = ("/health/", "/metrics")
 
 _propagator = TraceContextTextMapPropagator()
@@ -162,7 +165,7 @@ class Tracing:
             _given.reset(token)
         shown = [event for event in log[first.seq - 1 : last.seq] if event.type in SPAN_EVENTS]
         for event in shown[:MAX_SPAN_EVENTS]:
-            attributes: dict[str, Any] = {"dovetail.node_id": event.node or ""}
+            attributes = _node_attributes(event.node or "")
             if event.attempt:
                 attributes["dovetail.attempt"] = event.attempt
             span.add_event(event.type, attributes, _nanoseconds(event.time))
@@ -174,12 +177,13 @@ class Tracing:
 
     @contextmanager
     def start(self, task: Task, above: SpanContext) -> Iterator[Span]:
+        names = _node_attributes(task.node_id)
         with self._sdk()[1].start_as_current_span(
-            f"node {task.node_id}",
+            f"node {names['dovetail.node_id']}",
             context=_below(above),
             attributes={
                 "dovetail.run_id": task.run_id,
-                "dovetail.node_id": task.node_id,
+                **names,
                 "dovetail.handler": task.handler,
                 "dovetail.attempt": task.token.attempt,
                 "dovetail.epoch": task.token.epoch,
@@ -226,6 +230,13 @@ class Tracing:
             set_status_on_exception=False,
         ) as span:
             yield span
+
+
+def _node_attributes(name: str) -> dict[str, Any]:
+    """What names a node or an item. The items of a node share its id, and so the name of a span,
+    which collectors group by."""
+    node, item = split_name(name)
+    return {"dovetail.node_id": node} if item is None else {"dovetail.node_id": node, ITEM: item}
 
 
 class TracedClientCall(ClientCall):

@@ -7,14 +7,16 @@ failed fast, or was cancelled, has the same nodes behind it as the recorded one 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from bisect import bisect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from dovetail.core.dag import Graph, build_graph
 from dovetail.core.definition.source import Source
 from dovetail.core.definition.validation import DefinitionLimits, check
-from dovetail.core.errors import InvalidDefinition, PermanentError
+from dovetail.core.errors import InvalidDefinition, PermanentError, RetryableError
+from dovetail.core.items import item_name
 from dovetail.core.recording import COMPUTED, Difference, RecordedNode, Recording, compare
 from dovetail.core.states import NodeStatus, Reason
 from dovetail.core.transitions import Cancel, Submit
@@ -103,11 +105,13 @@ def _without_waits(graph: Graph, recording: Recording) -> Graph:
         for name, node in recording.nodes.items()
         if node.status is NodeStatus.CANCELLED and not node.started
     }
+    # An item without an end backs off until nothing else can happen.
+    ordered = {name for name, node in recording.nodes.items() if node.item_ends is not None}
     nodes = (
         replace(
             spec,
             timeout_seconds=10 * FAR,
-            max_retries=0,
+            max_retries=1 if spec.id in ordered else 0,
             cache_ttl=None,
             resource_tag=_HELD if spec.id in held else None,
         )
@@ -138,8 +142,10 @@ class _RecordedCalls:
     def __init__(self, recording: Recording) -> None:
         self._nodes = recording.nodes
         ended = {name: node.ended for name, node in recording.nodes.items() if node.ended}
-        self._turns = {name: at for at, name in enumerate(sorted(ended, key=ended.__getitem__), 1)}
+        order = sorted(ended, key=ended.__getitem__)
+        self._turns: dict[str, float] = {name: at for at, name in enumerate(order, 1)}
         self.last_turn = len(self._turns) + 1
+        self._turns |= self._turns_of_items([ended[name] for name in order])
         self.unexpected: dict[str, str] = {}
         """What nodes did that the recording does not have."""
         self._calls: Calls = RegistryCalls(
@@ -157,9 +163,28 @@ class _RecordedCalls:
         plain = Task(**{**fields, "deferred": (), "cache": None})
         return self._calls.open(plain, report, on_lines)
 
+    def _turns_of_items(self, ended: Sequence[int]) -> dict[str, float]:
+        """The turns of items, each between those of the nodes that ended before and after it.
+        `ended` has the ends of nodes in order."""
+        ends = sorted(
+            (end, item_name(name, int(item)))
+            for name, node in self._nodes.items()
+            for item, end in (node.item_ends or {}).items()
+        )
+        return {
+            name: bisect(ended, end) + at / (len(ends) + 1)
+            for at, (end, name) in enumerate(ends, 1)
+        }
+
     async def _call(self, config: Any, ctx: Context) -> Any:
         recorded = self._nodes.get(ctx.node_id)
         turn = self._turns.get(ctx.node_id)
+        if recorded is not None and recorded.item_ends is not None and ctx.index is not None:
+            turn = self._turns.get(item_name(ctx.node_id, ctx.index))
+            if turn is None and ctx.attempt == 1:
+                # It was not started, or was cancelled. A running item would not be cancelled when
+                # another node fails; one that backs off is.
+                raise RetryableError("the recording has no end of this item", after=FAR)
         if recorded is None or (turn is None and not recorded.started):
             self.unexpected[ctx.node_id] = "started"
             raise PermanentError("the recording has no end of this node", type="not_recorded")

@@ -41,6 +41,15 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         """Seconds since the loop was made."""
         return self._now
 
+    def call_at(  # type: ignore[override]
+        self, when: float, *args: Any, **named: Any
+    ) -> asyncio.TimerHandle:
+        # The loop calls what is due within its resolution and does not move its clock for that. A
+        # caller that waits for less, until a time has really come, would wait for ever.
+        if when > self._now:
+            when = max(when, self._now + 2 * self._clock_resolution)
+        return super().call_at(when, *args, **named)
+
     @contextmanager
     def waiting_outside(self) -> Iterator[None]:
         """Time is real in here: the caller waits for a thread."""

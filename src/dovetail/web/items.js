@@ -79,7 +79,8 @@ function Item({ runId, node, item }) {
     ${words && html`<span class="item-error">${words}</span>`}
     ${open && html`<div class="item-detail">
       ${item.error && html`<p><strong>${item.error.type}</strong>: ${item.error.message}</p>`}
-      ${item.worker && html`<p>on <code>${item.worker}</code></p>`}
+      ${item.reason && html`<p>reason: ${item.reason.replaceAll("_", " ")}</p>`}
+      <p>${item.attempt ? `attempt ${item.attempt}` : "never started"}${item.worker && html` on <code>${item.worker}</code>`}</p>
       <${Json} title="Output" value=${item.output} file=${`${node.id}-${item.index}.json`} /></div>`}
   </li>`;
 }

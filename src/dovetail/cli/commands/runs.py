@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,7 +14,7 @@ import typer
 
 from dovetail.cli import output as streams
 from dovetail.cli.board import LONGEST_ID, Board, NodeRow, id_width, row_line
-from dovetail.cli.node_report import failure_lines, node_lines
+from dovetail.cli.node_report import failure_lines, item_lines, node_lines
 from dovetail.cli.options import AsJson, Cursor, Run, declarations, on_target
 from dovetail.cli.output import (
     FAILED,
@@ -46,7 +47,8 @@ from dovetail.cli.target import (
     target_settings,
 )
 from dovetail.cli.text import Line, age, clip, counted, duration, plain, printable, seconds, table
-from dovetail.core.errors import BrokenRun
+from dovetail.core.errors import BrokenRun, NotFound
+from dovetail.core.items import split_name
 from dovetail.core.states import RunStatus
 
 if TYPE_CHECKING:
@@ -199,14 +201,23 @@ def show(
     run: Run = None,
     node: Annotated[
         str | None,
-        typer.Argument(metavar="NODE", help="Only this node: config, inputs, attempts, log."),
+        typer.Argument(
+            metavar="NODE",
+            help="Only this node: config, inputs, attempts, log; or 'NODE[3]', one item of it.",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a run and what failed in it, or one of its nodes."""
+    """Show a run and what failed in it, or one of its nodes or items."""
 
     async def question(commands: EngineApi) -> dict[str, Any] | list[Line]:
         run_id = await chosen_run(commands, run)
+        if node is not None and split_name(node)[1] is not None:
+            found = await _item(commands, run_id, node)
+            if as_json:
+                return found
+            short = await short_id(commands, run_id)
+            return await item_lines(commands, run_id, split_name(node)[0], found, short)
         if node is not None:
             detail = await commands.node_detail(run_id, node)
             short = await short_id(commands, run_id)
@@ -216,6 +227,15 @@ def show(
         return await _shown(commands, await commands.snapshot(run_id))
 
     print_answer(ask(question))
+
+
+async def _item(commands: EngineApi, run_id: str, name: str) -> dict[str, Any]:
+    node, item = split_name(name)
+    with suppress(NotFound):
+        page = await commands.node_items(run_id, node, limit=1, cursor=str(item))
+        if page["items"]:
+            return dict(page["items"][0])
+    return await commands.node_detail(run_id, name)  # raises, with words about what is wrong
 
 
 async def _shown(commands: EngineApi, snapshot: RunDetail) -> list[Line]:

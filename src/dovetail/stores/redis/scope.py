@@ -175,15 +175,24 @@ class RedisOutputs:
         if the run has left this epoch."""
         found: dict[int, bytes] = {}
         while places:
-            (answer,) = await self._redis.call_many(
-                [self.read_command(run_id, places, OUTPUT_PART_BYTES, 1, key)]
-            )
-            part = OutputPart(*answer)
-            if part.epoch != epoch:
+            part = await self.part(run_id, places, epoch, key)
+            if part is None:
                 return None
-            found |= outputs_by_place(places, part.outputs)
-            places = places[len(part.outputs) :]
+            found |= outputs_by_place(places, part)
+            places = places[len(part) :]
         return found
+
+    async def part(
+        self, run_id: str, places: Sequence[int], epoch: bytes, key: str = "out"
+    ) -> list[bytes | None] | None:
+        """The same of the first of these places: as many as one call reads, and at least one."""
+        (answer,) = await self._redis.call_many(
+            [self.read_command(run_id, places, OUTPUT_PART_BYTES, 1, key)]
+        )
+        part = OutputPart(*answer)
+        if part.epoch != epoch:
+            return None
+        return part.outputs
 
     def read_command(
         self, run_id: str, places: Sequence[int], most: int, least: int, key: str = "out"

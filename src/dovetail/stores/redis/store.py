@@ -649,17 +649,25 @@ class RedisStore:
             raise StoreError(f"run {run.id}: its outputs are not those of epoch {run.epoch} now")
         return [found[place] for place in places]
 
-    async def read_items(self, run: RunState, index: int, numbers: Sequence[int]) -> None:
+    async def read_items(
+        self, run: RunState, index: int, numbers: Sequence[int], max_bytes: int
+    ) -> int:
         items = run.nodes[index].items
         if items is None or items.is_reused:
-            return
+            return len(numbers)
         left_out = [n for n in numbers if items.status(n) is not None and n not in items.ended]
         places = [item_place(index, number) for number in left_out]
-        records = await self._outputs.all(run.id, places, b"%d" % run.epoch, key="items")
-        if records is None or len(records) < len(places):
-            raise StoreError(f"run {run.id}: its items are not those of epoch {run.epoch} now")
-        for place, record in records.items():
-            add_ended(items, place, record, LARGE_OUTPUT)
+        read = 0
+        while places and read < max_bytes:
+            records = await self._outputs.part(run.id, places, b"%d" % run.epoch, key="items")
+            if records is None or None in records:
+                raise StoreError(f"run {run.id}: its items are not those of epoch {run.epoch} now")
+            for place, record in zip(places, records, strict=False):
+                assert record is not None  # noqa: S101 - see above
+                add_ended(items, place, record, LARGE_OUTPUT)
+                read += len(record)
+            places = places[len(records) :]
+        return numbers.index(places[0] % PLACES) if places else len(numbers)
 
     async def _load(
         self,
