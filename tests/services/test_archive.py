@@ -534,6 +534,27 @@ async def test_the_archive_duties_survive_outages(
     assert caplog.text.count("the archive waits: gone fishing") == 1
 
 
+async def test_an_archiver_that_is_stopped_leaves_its_runs_to_another_at_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = await world.begin(graph({"a": {}}))
+    world.now += 1
+    writing = asyncio.Event()
+
+    async def hangs(*_: object) -> None:
+        writing.set()
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.archive, "write_many", hangs)
+        stopped = asyncio.create_task(world.archiver.archive_what_moved())
+        await asyncio.wait_for(writing.wait(), 10)
+        stopped.cancel()
+        await asyncio.gather(stopped, return_exceptions=True)
+    claims = await world.hints.claim(10)
+    assert [claim.run_id for claim in claims] == [run_id]
+
+
 async def test_a_bug_does_not_count_as_an_outage(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,14 +14,14 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from dovetail import Dovetail, NotFound, PermanentError, handler
 from dovetail.core.definition.model import Webhook
 from dovetail.core.events import Event
-from dovetail.core.webhooks import notifications
+from dovetail.core.webhooks import Notification, notifications
 from dovetail.engine import webhooks as sending
 from dovetail.engine.webhooks import RetryTimes
 from dovetail.redis_client.pipelined import PipelinedRedis
@@ -296,13 +296,13 @@ async def test_a_run_that_was_retried_meanwhile_is_notified_of_each_end(
 async def test_what_was_claimed_by_a_process_that_died_is_sent_by_another(
     place: Callable[..., Any], receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def dies(*_: Any) -> int:
-        await asyncio.Event().wait()
-        return 0
+    async def releases_nothing(sender: sending.WebhookSender) -> None:
+        sender._cancel_sending()
 
     with monkeypatch.context() as patch:
-        patch.setattr("dovetail.wiring.webhooks._post", dies)
+        patch.setattr("dovetail.wiring.webhooks._post", never_answers)
         patch.setattr("dovetail.wiring.embedded.LAST_SEND_SECONDS", 0.01)
+        patch.setattr(sending.WebhookSender, "_release", releases_nothing)
         async with place() as dt:
             run = await dt.run(flow(receiver.url), timeout=SECONDS)
             await asyncio.sleep(0.2)  # it is claimed, and never answered
@@ -310,6 +310,52 @@ async def test_what_was_claimed_by_a_process_that_died_is_sent_by_another(
     async with place():
         (one,) = await heard(receiver, run.run_id)
     assert one.is_signed()
+
+
+async def never_answers(*_: Any) -> int:
+    await asyncio.Event().wait()
+    return 0
+
+
+async def test_what_a_process_that_ends_has_not_sent_is_sent_at_once_by_another(
+    place: Callable[..., Any], receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sending, "CLAIM_SECONDS", 300.0)
+    with monkeypatch.context() as patch:
+        patch.setattr("dovetail.wiring.webhooks._post", never_answers)
+        patch.setattr("dovetail.wiring.embedded.LAST_SEND_SECONDS", 0.01)
+        async with place() as dt:
+            run = await dt.run(flow(receiver.url), timeout=SECONDS)
+            await asyncio.sleep(0.2)
+    async with place():
+        (one,) = await heard(receiver, run.run_id)
+    assert one.is_signed()
+
+
+async def test_a_claim_whose_reply_has_not_arrived_when_a_process_ends_is_given_back() -> None:
+    claimed, answers = asyncio.Event(), asyncio.Event()
+    given_back: list[str] = []
+
+    class SlowOutbox:
+        async def claim(self, now: float, until: float, limit: int) -> list[Notification]:
+            claimed.set()
+            await answers.wait()
+            kind, url = "run.completed", "http://receiver.example/"
+            return [Notification("n", url, None, "r", "flow", 1, 1, kind, 1000.0, None)]
+
+        async def postpone(self, notification: Notification, at: float) -> None:
+            given_back.append(notification.id)
+
+    sender = sending.WebhookSender(
+        *(cast(Any, SlowOutbox()), never_answers, cast(Any, never_answers), {}, time.time)
+    )
+    sends = asyncio.create_task(sender.run())
+    await claimed.wait()
+    sends.cancel()
+    await asyncio.sleep(0.01)
+    answers.set()
+    await asyncio.gather(sends, return_exceptions=True)
+    assert given_back == ["n"]
 
 
 async def test_what_a_process_leaves_behind_when_it_closes_is_sent_at_once_by_the_next(

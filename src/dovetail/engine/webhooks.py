@@ -43,6 +43,8 @@ TURN_SECONDS = 0.004
 DRAIN_CLAIMS = 0.8
 """So much of the time in which a process ends, it claims notifications. A claim that is cut short
 lasts until its end."""
+RELEASE_SECONDS = 1.0
+"""For giving claims back at the end of a process, whose store may be away."""
 MAX_RESULT_BYTES = 256 << 10
 """A larger result is a reference, as in the API."""
 REFUSALS = frozenset({"forbidden_address", "invalid_url", "secret_host"})
@@ -166,6 +168,7 @@ class WebhookSender:
         self._sending: dict[asyncio.Task[None], Notification] = {}
         self._postponed = asyncio.Event()
         self._claiming = asyncio.Lock()
+        self._claim: asyncio.Task[int] | None = None
         self._draining = False
         self._turns: dict[str, float] = {}
         """The last turn that was given, by URL."""
@@ -173,17 +176,21 @@ class WebhookSender:
         """The URLs whose last attempt in this process failed."""
 
     async def run(self) -> None:
-        """Send what is due, until `drain` is called."""
+        """Send what is due, until `drain` is called. If this is cancelled, other processes send at
+        once what was not accepted."""
         try:
             while not self._draining:
                 room = MAX_SENDING - len(self._sending)
                 if not room:
                     await asyncio.wait(self._sending, return_when=asyncio.FIRST_COMPLETED)
-                elif await self._send_due(room) < room:
+                    continue
+                # Shielded: what is claimed must be known, so that it can be given back.
+                self._claim = asyncio.create_task(self._send_due(room))
+                if await asyncio.shield(self._claim) < room:
                     await self._news()
         finally:
             if not self._draining:
-                self._cancel_sending()
+                await self._release()
 
     async def drain(self, seconds: float) -> None:
         """Give what is due a first attempt, within this time; leave the rest to other processes."""
@@ -192,11 +199,7 @@ class WebhookSender:
         with suppress(TimeoutError, StoreError):
             async with asyncio.timeout(seconds):
                 await self._drain(last_claim)
-        left = [*self._sending.values()]
-        self._cancel_sending()
-        now = self._clock()
-        with suppress(StoreError):  # then they are sent when their claims end
-            await asyncio.gather(*(self._outbox.postpone(one, now) for one in left))
+        await self._release()
 
     async def _drain(self, last_claim: float) -> None:
         while True:
@@ -209,6 +212,18 @@ class WebhookSender:
                 await asyncio.sleep(TURN_SECONDS)
             else:
                 return
+
+    async def _release(self) -> None:
+        """Cancel what is being sent, and end its claims."""
+        with suppress(TimeoutError, StoreError):  # then they are sent when their claims end
+            async with asyncio.timeout(RELEASE_SECONDS):
+                if self._claim is not None:
+                    await asyncio.gather(self._claim, return_exceptions=True)
+                left = [*self._sending.values()]
+                self._cancel_sending()
+                now = self._clock()
+                await asyncio.gather(*(self._outbox.postpone(one, now) for one in left))
+        self._cancel_sending()
 
     def _cancel_sending(self) -> None:
         for task in self._sending:

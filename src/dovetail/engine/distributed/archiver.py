@@ -570,6 +570,11 @@ class Archiver:
         except StoreError:
             await self._hints.give_back(claims)
             raise
+        except asyncio.CancelledError:  # another archiver takes them at once
+            with contextlib.suppress(StoreError, TimeoutError):
+                async with asyncio.timeout(KEEP_SECONDS):
+                    await self._hints.give_back(claims)
+            raise
 
     async def _taken(self, claims: Sequence[ArchiveClaim]) -> Sequence[ArchiveClaim]:
         done = await self._bring([claim.run_id for claim in claims])
