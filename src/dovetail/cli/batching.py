@@ -9,7 +9,6 @@ server the batch is sent whole, and the process follows its counts.
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -40,6 +39,7 @@ from dovetail.cli.run_pool import (
 from dovetail.cli.summary import SHORT_ID, command, error_words, status_piece, typed_again
 from dovetail.cli.target import is_shared, open_engine, open_reader
 from dovetail.cli.text import Line, clip, counted, duration, plain, table
+from dovetail.cli.unblocked import write_last_words
 from dovetail.config import Settings
 from dovetail.core.definition.params import check_params
 from dovetail.core.definition.source import read_text
@@ -396,7 +396,7 @@ class BatchSession:
             words += typed_again(RETRY)
         else:
             words = f"handed back as it was; go on with:  {typed_again()}"
-        os.write(2, words.encode() + b"\n")
+        write_last_words(f"{words}\n")
 
 
 POLL_SECONDS = 0.5

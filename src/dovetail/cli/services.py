@@ -46,6 +46,7 @@ from dovetail.cli.interruptible import (
 )
 from dovetail.cli.output import InvalidInput
 from dovetail.cli.text import counted
+from dovetail.cli.unblocked import unblocked, write_last_words
 from dovetail.config import Settings, env_name
 from dovetail.core.errors import DovetailError, StoreError
 from dovetail.engine.listener import Listener
@@ -236,9 +237,10 @@ def run_service(
 
     def give_up(asked: StopRequest) -> None:
         """In another thread, because this one is stuck: other workers run on by lease."""
-        os.write(2, f"dovetail.{name}: stopped without waiting for what still runs\n".encode())
+        write_last_words(f"dovetail.{name}: stopped without waiting for what still runs\n")
 
-    return run_interruptible(whole, give_up, settings.drain_seconds, fast_loop)
+    with unblocked():
+        return run_interruptible(whole, give_up, settings.drain_seconds, fast_loop)
 
 
 def relax_gc() -> None:

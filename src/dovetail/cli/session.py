@@ -36,6 +36,7 @@ from dovetail.cli.summary import (
 )
 from dovetail.cli.target import handlers_hint, open_engine, open_reader
 from dovetail.cli.text import Line, bare, clip, counted, duration, plain, seconds
+from dovetail.cli.unblocked import write_last_words
 from dovetail.config import Settings
 from dovetail.core.errors import BrokenRun, Conflict
 from dovetail.core.states import RunStatus
@@ -257,7 +258,7 @@ class Session:
             words = f"CANCELLED {short}, without waiting for what still runs"
         else:
             words = f"stopped, but could not cancel; try:  {command('runs', 'cancel', short)}"
-        os.write(2, words.encode() + b"\n")
+        write_last_words(f"{words}\n")
 
 
 async def _watch(commands: EngineApi, shown: Shown, view: View) -> None:
@@ -354,7 +355,7 @@ class ResumeAll:
         else:
             resume = command("runs", "resume", handlers=self._handlers)
             words = f"handed back as they were; go on with:  {resume}"
-        os.write(2, words.encode() + b"\n")
+        write_last_words(f"{words}\n")
 
 
 def _taken_over(count: int, left: int) -> str:

@@ -77,6 +77,7 @@ def serve(
         serve_until_stopped,
         treat_interrupt_as_terminate,
     )
+    from dovetail.cli.unblocked import unblocked, write_last_words
     from dovetail.config import load_settings
     from dovetail.documents.metrics import DocumentRunEnds
     from dovetail.handlers.builtin import load_registry
@@ -126,11 +127,12 @@ def serve(
 
     def give_up(request: StopRequest) -> None:
         """In another thread, because this one is stuck: other processes run on by lease."""
-        os.write(2, b"stopped without waiting for what still runs; its runs go on elsewhere\n")
+        write_last_words("stopped without waiting for what still runs; its runs go on elsewhere\n")
 
     try:
         patience = settings.drain_seconds + settings.shutdown_delay
-        return run_interruptible(work, give_up, patience, fast_loop)
+        with unblocked():
+            return run_interruptible(work, give_up, patience, fast_loop)
     finally:
         telemetry.close()
         for one in sockets:
@@ -162,6 +164,7 @@ def serve_mcp(allow_writes: AllowWrites = False, handlers: Handlers = None) -> i
     from dovetail.cli.interruptible import run_interruptible
     from dovetail.cli.services import mcp_imports, treat_interrupt_as_terminate
     from dovetail.cli.target import open_engine, open_reader, target_settings
+    from dovetail.cli.unblocked import unblocked
     from dovetail.handlers.builtin import load_registry
     from dovetail.telemetry.logs import show_logs
 
@@ -194,7 +197,8 @@ def serve_mcp(allow_writes: AllowWrites = False, handlers: Handlers = None) -> i
     def give_up(request: StopRequest) -> None:
         """Other processes go on with its runs."""
 
-    return run_interruptible(serve_tools, give_up, 0.0)
+    with unblocked("stderr"):
+        return run_interruptible(serve_tools, give_up, 0.0)
 
 
 @app.command()
@@ -249,6 +253,7 @@ def _run_celery(settings: Settings, registry: Registry, telemetry: Telemetry | N
     import asyncio
 
     from dovetail.cli.services import find_redis, observed_pool, redis_imports
+    from dovetail.cli.unblocked import unblocked
     from dovetail.telemetry.logs import show_logs
 
     with redis_imports(settings, "dovetail worker"):
@@ -257,7 +262,7 @@ def _run_celery(settings: Settings, registry: Registry, telemetry: Telemetry | N
         from dovetail.wiring.celery import run_worker
     show_logs(settings, names=True)
     asyncio.run(find_redis(settings, logging.getLogger("dovetail.worker")))
-    with observed_pool(settings, telemetry, list(registry)):
+    with unblocked(), observed_pool(settings, telemetry, list(registry)):
         if telemetry is None:
             return run_worker(settings, registry)
         worker_process_shutdown.connect(telemetry.leave_child, weak=False)

@@ -50,6 +50,7 @@ from dovetail.cli.run_pool import (
 from dovetail.cli.summary import command, error_words, status_piece, typed_again
 from dovetail.cli.target import drivers, is_shared, open_engine, open_reader, target_settings
 from dovetail.cli.text import Line, bare, clip, countdown, counted, duration, listed, plain, table
+from dovetail.cli.unblocked import write_last_words
 from dovetail.core.errors import (
     Conflict,
     DovetailError,
@@ -678,7 +679,7 @@ class DocumentRuns:
             words = "CANCELLED, without waiting for what still runs; go on with:  "
         else:
             words = "handed back as it was; go on with:  "
-        os.write(2, f"{words}{typed_again()}\n".encode())
+        write_last_words(f"{words}{typed_again()}\n")
 
 
 async def trouble_now(commands: EngineApi, run: Mapping[str, Any]) -> str:
