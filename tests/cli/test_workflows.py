@@ -275,3 +275,20 @@ def test_a_run_obeys_a_limit_that_the_cli_set(shell: Shell, command: Command) ->
     done = shell("run", "flow.yaml", "--handlers", "mine.py", "--json")
     assert done.code == 0, done.err
     assert json.loads(done.out)["duration"] > 0.8
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("workflows", "show", "x"),
+        ("trigger", "x"),
+        ("runs", "show", "abcdef12"),
+        ("batches", "show", "abcdef12"),
+    ],
+)
+def test_what_is_not_in_a_file_that_is_not_there_is_reported_with_the_name_of_that_file(
+    command: Command, words: tuple[str, ...]
+) -> None:
+    done = command(*words)
+    assert done.code == 1
+    assert done.err.endswith(" in .dovetail/dovetail.db\n")

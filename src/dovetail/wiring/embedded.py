@@ -286,6 +286,7 @@ async def attached(
             drives=False,
             max_run_bytes=most,
             webhooks=settings.webhooks,
+            name=settings.db,
         )
         async with store:
             clock = steady_clock()

@@ -45,8 +45,12 @@ def statements() -> dict[str, str]:
 class SqliteFile:
     """Where it is and how it is opened. A connection of its own for every thread that needs one."""
 
-    def __init__(self, path: Path, sync: Literal["full", "normal"] = "full") -> None:
+    def __init__(
+        self, path: Path, sync: Literal["full", "normal"] = "full", name: Path | None = None
+    ) -> None:
+        """`name` is what messages call it, if that is not its path."""
         self.path = path
+        self.name = path if name is None else name
         self.sync = sync
         where = path.absolute()  # a handler may change the folder of the process
         self._watched = {"": where, "-wal": Path(f"{where}-wal")}

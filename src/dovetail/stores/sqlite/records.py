@@ -101,7 +101,7 @@ class SqliteRecords(BaseRecords):
 
     @property
     def _where(self) -> object:
-        return self._store.file.path
+        return self._store.file.name
 
     def _one(self, name: str, *values: Any) -> Any:
         rows = self._store.rows(name, *values)
@@ -363,7 +363,7 @@ class SqliteRecords(BaseRecords):
     ) -> list[StoredChunk]:
         run = self._one("is_finished", run_id)
         if run is None:
-            raise no_run(run_id, self._store.file.path)
+            raise no_run(run_id, self._store.file.name)
         given = {"node": node, "epoch": epoch, "attempt": attempt, "item": item}
         given = {name: value for name, value in given.items() if value is not None}
         size = 0

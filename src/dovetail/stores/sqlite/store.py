@@ -155,10 +155,12 @@ class SqliteStore:
         drives: bool = True,
         max_run_bytes: int | None = None,
         webhooks: Sequence[Webhook] = (),
+        name: Path | None = None,
     ) -> None:
-        """`max_run_bytes` is what the outputs of a run that is made here may have together.
+        """`name` is what messages call the file, if that is not its path.
+        `max_run_bytes` is what the outputs of a run that is made here may have together.
         `webhooks` are notified of all runs that end here, beside those of their definitions."""
-        self.file = SqliteFile(path, sync)
+        self.file = SqliteFile(path, sync, name)
         self.owner = Owner(lease_seconds)
         self._engine = SqliteObserver()
         self._leaving = threading.Event()
@@ -557,13 +559,13 @@ class SqliteStore:
     def _unreadable(self, run_id: str, error: Exception) -> BrokenRun | NotFound:
         """What is wrong, where, and what can be done about it."""
         if self._query("is_finished", run_id) is None:  # it was deleted while it was read
-            return no_run(run_id, self.file.path)
+            return no_run(run_id, self.file.name)
         why = one_line(" ".join(str(error).split()), MAX_WHY_LENGTH) or type(error).__name__
         if not isinstance(error, UnreadableJournal):
             why = f"its record makes no sense ({type(error).__name__}: {why})"
         short = run_id[:6]
         return BrokenRun(
-            f"run {run_id} in {self.file.path} cannot be read: {why}. It is left as it is and all "
+            f"run {run_id} in {self.file.name} cannot be read: {why}. It is left as it is and all "
             "others go on. If a newer Dovetail wrote it, use that one; if the file is damaged, "
             f"restore it from a copy, or end the run with `dovetail runs cancel {short}` and "
             "trigger it anew"
@@ -637,9 +639,9 @@ class SqliteStore:
         ours, kept.staged = kept.staged, []
         row = self._query("read_run", kept.run.id)
         if row is None and kept.mine:  # it has not finished, so no process may delete it
-            raise BrokenRun(f"run {kept.run.id} is no longer in {self.file.path}")
+            raise BrokenRun(f"run {kept.run.id} is no longer in {self.file.name}")
         if row is None:
-            raise no_run(kept.run.id, self.file.path)
+            raise no_run(kept.run.id, self.file.name)
         fresh = self._read(row)
         for name in RunState.__slots__:
             setattr(kept.run, name, getattr(fresh.run, name))
@@ -724,7 +726,7 @@ class SqliteStore:
                 continue
             row = self._query("is_finished", run_id)
             if row is None:  # another process has deleted it
-                self._refuse_waiting(run_id, no_run(run_id, self.file.path))
+                self._refuse_waiting(run_id, no_run(run_id, self.file.name))
                 continue
             try:
                 found = self._fetch(run_id) if row[1] else None
@@ -748,7 +750,7 @@ class SqliteStore:
             return await self._read_apart(row, room if outputs else None)
         kept = self._fetch(run_id)
         if kept is None:
-            raise no_run(run_id, self.file.path)
+            raise no_run(run_id, self.file.name)
         if kept.has_pending_writes and kept.run.status in FINAL:
             await self._commits.flush()  # an end that could still be lost is not shown
         if not kept.mine:
@@ -762,7 +764,7 @@ class SqliteStore:
             return kept.run.graph
         row = self._query("read_run", run_id)
         if row is None:
-            raise no_run(run_id, self.file.path)
+            raise no_run(run_id, self.file.name)
         return self._outline(row)[0].graph
 
     async def _read_apart(self, row: tuple[Any, ...], room: ReadBudget | None) -> RunState:
@@ -849,7 +851,7 @@ class SqliteStore:
             if kept is None or not kept.mine or kept.run.finished:
                 row = self._query("is_finished", run_id)
                 if row is None:
-                    raise no_run(run_id, self.file.path)
+                    raise no_run(run_id, self.file.name)
                 if row[1] and (kept is None or not kept.has_pending_writes):
                     return await self.load(run_id)
                 if kept is None and (found := self._fetch(run_id)) is not None and not found.mine:
@@ -871,7 +873,7 @@ class SqliteStore:
     async def watch(self, run_id: str, after: int = 0) -> AsyncIterator[Event]:
         row = self._query("is_finished", run_id)
         if row is None:
-            raise no_run(run_id, self.file.path)
+            raise no_run(run_id, self.file.name)
         number = row[0]
         last = piece(number, PIECES - 1)
         found = self._query("piece_with", piece(number, 0), last, after + 1)
@@ -883,7 +885,7 @@ class SqliteStore:
                 news.clear()  # before reading, or what comes in between would wait for the next
                 row = self._query("is_finished", run_id)
                 if row is None:
-                    raise no_run(run_id, self.file.path)
+                    raise no_run(run_id, self.file.name)
                 finished = row[1]
                 rows = self.part(at, last)
                 for entry in self.entries_of(run_id, rows):
@@ -1018,11 +1020,11 @@ class SqliteStore:
     async def owner_of(self, run_id: str) -> Literal["here", "elsewhere", "gone", "none"]:
         row = self._query("read_run", run_id)
         if row is None:
-            raise no_run(run_id, self.file.path)
+            raise no_run(run_id, self.file.name)
         owner = row[-1]
         ended = self._query("is_finished", run_id)
         if ended is None:  # it was deleted between the two
-            raise no_run(run_id, self.file.path)
+            raise no_run(run_id, self.file.name)
         if ended[1]:
             return "none"
         if owner == self.owner.name:
@@ -1100,7 +1102,7 @@ class SqliteStore:
         for run_id in deleted.run_ids:
             while key := self._large_key(run_id):
                 del self._large[key]
-            self._refuse_waiting(run_id, no_run(run_id, self.file.path))
+            self._refuse_waiting(run_id, no_run(run_id, self.file.name))
         return deleted
 
     async def delete_ended(self, before: float) -> int:
@@ -1157,7 +1159,7 @@ class SqliteStore:
         try:
             row, shown_row = self._query("read_run", run_id), self._query("summary", run_id, None)
             if row is None:
-                raise no_run(run_id, self.file.path)
+                raise no_run(run_id, self.file.name)
             kept = self._read(row)
         finally:
             self._reading(lambda reader: reader.execute("COMMIT"))
@@ -1171,7 +1173,7 @@ class SqliteStore:
         self._check()
         row = self._query("read_run", run_id)
         if row is None:
-            raise no_run(run_id, self.file.path)
+            raise no_run(run_id, self.file.name)
         number, _, workflow, version, *_ = row
 
         def write(connection: sqlite3.Connection) -> bool:
