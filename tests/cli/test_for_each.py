@@ -171,3 +171,28 @@ def test_the_end_of_a_failed_run_has_the_log_of_the_failed_item_alone(shell: She
     assert [line.split()[-2:] for line in lines] == [["item", "2"]] * 2
     shown = shell("runs", "show", run_id, "each").out
     assert 'raise ValueError("three is broken")' in shown
+
+
+def test_a_list_that_is_none_names_its_template_and_why_offers_what_to_do(shell: Shell) -> None:
+    shell.write(
+        "flow.yaml",
+        """\
+name: no-list
+nodes:
+  - {id: fetch, handler: output, config: {value: {docs: text}}}
+  - id: each
+    handler: output
+    dependencies: [fetch]
+    for_each: "{{ fetch.value.docs }}"
+    config: {value: "{{ item }}"}
+""",
+    )
+    ran = shell("run", "flow.yaml")
+    assert ran.code == 1
+    cause = "each: not_a_list: for_each needs a list, and {{ fetch.value.docs }} is text"
+    for said in (ran.out, shell("runs", "why").out):
+        assert cause in said
+        assert "dovetail runs fork" in said
+        *_, retry = (line for line in said.splitlines() if "runs retry" in line)
+        assert retry.endswith("--from fetch      reruns 2, reuses 0")
+    assert "would rerun 2" in shell("runs", "retry", "--from", "fetch", "--dry-run").out

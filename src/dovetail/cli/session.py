@@ -224,9 +224,9 @@ class Session:
                 short = await short_id(commands, run["run_id"])
                 print_lines(await failure_lines(commands, run, short))
                 with suppress(Conflict):  # another process has retried it already
-                    plan = await commands.plan_retry(run["run_id"])
+                    hint = await retry_hint(commands, run, short, self._handlers)
                     print_lines(fork_hint(run, short, self._definition, self._handlers))
-                    streams.say(retry_hint(run["status"], short, plan, self._handlers))
+                    streams.say(hint)
                 if (url := page_url(self._settings)) is not None:
                     link = run_link(url, run["run_id"])
                     streams.say([("on the page:  ", "dim"), (link, "bold")])

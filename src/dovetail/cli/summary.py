@@ -13,6 +13,7 @@ from dovetail.cli.board import LONGEST_ID
 from dovetail.cli.target import target_options
 from dovetail.cli.text import Line, clip, counted, duration, plain_lines, printable, seconds
 from dovetail.core.errors import Conflict
+from dovetail.core.items import NOT_A_LIST
 from dovetail.core.states import NodeStatus, Reason, RunStatus
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ _DEFINITION_ERRORS = frozenset(
         "invalid_config",
         "invalid_url",
         "missing_value",
+        NOT_A_LIST,
         "not_found",
         "template_error",
         "template_forbidden",
@@ -99,15 +101,27 @@ def status_piece(status: str) -> tuple[str, str]:
     return str(status), _STYLES.get(status, "bold")
 
 
-def retry_hint(
-    status: str, short_id: str, plan: Mapping[str, Sequence[str]], handlers: Sequence[str]
+async def retry_hint(
+    commands: EngineApi, run: Mapping[str, Any], short_id: str, handlers: Sequence[str]
 ) -> Line:
     """The command to type once the cause is mended, and what that would do."""
+    source = _source_of_no_list(run)
+    plan = await commands.plan_retry(run["run_id"], source)
+    words = ["runs", "retry", short_id, *(() if source is None else ("--from", source))]
     return [
-        ("fix it, then:  " if status == RunStatus.FAILED else "go on with:  ", "dim"),
-        (command("runs", "retry", short_id, handlers=handlers), "bold"),
+        ("fix it, then:  " if run["status"] == RunStatus.FAILED else "go on with:  ", "dim"),
+        (command(*words, handlers=handlers), "bold"),
         (f"      reruns {len(plan['rerun']):,}, reuses {len(plan['reuse']):,}", "dim"),
     ]
+
+
+def _source_of_no_list(run: Mapping[str, Any]) -> str | None:
+    """The node before a mapped node that got no list. If its handler was at fault, a retry must run
+    it again, too: its output would be reused."""
+    for node in run["nodes"]:
+        if (node["error"] or {}).get("type") == NOT_A_LIST and len(node["dependencies"]) == 1:
+            return str(node["dependencies"][0])
+    return None
 
 
 def fork_hint(

@@ -202,6 +202,8 @@ class MapSpec:
     """Items that may be out at once: begun and not ended."""
     max_failures: int | tuple[int, int] = 0
     """So many items may fail, or this fraction of them."""
+    template: str | None = None
+    """What the list is made from, as it is written, for messages."""
 
     def tolerated(self, total: int) -> int:
         """How many of so many items may fail."""
@@ -331,7 +333,8 @@ def _map_spec(node: Node) -> MapSpec | None:
     failures = given.max_failures
     allowed = fraction_of(failures) if isinstance(failures, str) else failures
     window = min(given.max_concurrency, MAX_WINDOW)
-    return MapSpec(compile_list(given.items), window, allowed)
+    template = given.items.strip() if isinstance(given.items, str) else None
+    return MapSpec(compile_list(given.items), window, allowed, template)
 
 
 def fraction_of(share: str) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from heapq import heapify
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dovetail.core.errors import one_line
 from dovetail.core.events import Token
 from dovetail.core.states import NodeStatus, Reason
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from dovetail.core.run import NodeState
 
 MAX_ITEMS = 100_000
+MAX_SHOWN_CHARS = 200
+"""Of a template in a message."""
 NOT_A_LIST, TOO_LARGE = "not_a_list", "too_large"
 
 WAITING, IN_FLIGHT = 0, 1
@@ -77,10 +80,12 @@ def split_place(place: int) -> tuple[int, int | None]:
     return owner - 1, item
 
 
-def list_error(value: Any) -> dict[str, Any] | None:
-    """Why a value cannot be the list of a mapped node; None if it can."""
+def list_error(value: Any, template: str | None = None) -> dict[str, Any] | None:
+    """Why a value cannot be the list of a mapped node; None if it can. `template` made it."""
     if not isinstance(value, list):
-        return {"type": NOT_A_LIST, "message": f"for_each needs a list, and this is {_kind(value)}"}
+        what = "this" if template is None else one_line(template, MAX_SHOWN_CHARS)
+        message = f"for_each needs a list, and {what} is {_kind(value)}"
+        return {"type": NOT_A_LIST, "message": message}
     if len(value) > MAX_ITEMS:
         message = f"for_each has {len(value):,} items; at most {MAX_ITEMS:,} are allowed"
         return {"type": TOO_LARGE, "message": message}

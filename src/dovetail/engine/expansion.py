@@ -27,7 +27,7 @@ def render_list(
     assert spec.for_each is not None  # noqa: S101 - only such nodes are expanded
     try:
         value = spec.for_each.items(run if scope is None else scope)
-        error = list_error(value)
+        error = list_error(value, spec.for_each.template)
     except TemplateError as problem:
         return list_failure(run, index, token, problem), None
     if error is not None:

@@ -371,8 +371,7 @@ def cancel(
         if not cancelled["nodes"]:  # its log could not be read
             words = "its log cannot be read and was left as it is; trigger the workflow anew"
             return [ended, [(words, "wait")]]
-        plan = await commands.plan_retry(run_id)
-        return [ended, retry_hint(RunStatus.CANCELLED, short, plan, handlers_hint(cancelled))]
+        return [ended, await retry_hint(commands, cancelled, short, handlers_hint(cancelled))]
 
     print_answer(ask(question))
 

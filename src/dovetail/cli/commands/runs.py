@@ -310,9 +310,8 @@ async def _next_step(
     if owner == "gone":
         return [[(f"{INTERRUPTED}; ", "wait"), *resume_hint(short, handlers_hint(run))]]
     if run["finished_at"] is not None and run["status"] != RunStatus.COMPLETED:
-        plan = await commands.plan_retry(run["run_id"])
         handlers = handlers_hint(run)
-        hint = retry_hint(run["status"], short, plan, handlers)
+        hint = await retry_hint(commands, run, short, handlers)
         return [*fork_hint(run, short, None, handlers), hint]
     return []
 
