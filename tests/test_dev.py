@@ -333,6 +333,17 @@ def test_a_given_redis_serves_one_test_at_a_time(
     assert lines[-1] == "tools/planted_bugs.py --passing --sixth"
 
 
+def test_the_tests_are_compiled_once_in_a_fresh_clone(checkout: Checkout) -> None:
+    checkout.dev("test", "--version")
+    checkout.replace_python('echo "$*" >>calls')
+    checkout.dev("test")
+    (checkout.root / "tests" / "__pycache__").mkdir(parents=True)
+    checkout.dev("test")
+    calls = (checkout.root / "calls").read_text().splitlines()
+    begun = [call.split()[2] for call in calls if "-m pytest" in call]
+    assert begun == ["--collect-only", "-n", "-n"]
+
+
 def test_root_in_a_container_gets_the_debian_package_installed(checkout: Checkout) -> None:
     settings = checkout.without_redis(user=0)
     _, _, err = checkout.dev("test", "--version", **settings)
