@@ -248,7 +248,7 @@ def test_a_folder_that_cannot_be_created_is_an_error(shell: Shell) -> None:
     assert done.err.startswith("error: cannot make the folder .dovetail")
 
 
-def test_a_full_disk_during_a_run_gives_one_line_and_exit_code_1(
+def test_a_full_disk_during_a_run_gives_one_line_the_next_step_and_exit_code_1(
     shell: Shell,
 ) -> None:
     shell.write(
@@ -280,8 +280,9 @@ def test_a_full_disk_during_a_run_gives_one_line_and_exit_code_1(
     assert err.startswith("error: ")
     assert DB in err
     assert "Traceback" not in err
-    assert err.count("\n") == 1
-    resumed = shell("runs", "resume", "--handlers", "large.py")  # there is room again
+    _, next_step = err.splitlines()
+    assert next_step.startswith("then go on with:  dovetail runs resume ")
+    resumed = shell(*next_step.split()[5:])  # there is room again
     assert resumed.code == 0, resumed.err
     assert shell("runs", "verify").code == 0
 

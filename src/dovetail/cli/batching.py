@@ -221,7 +221,13 @@ class BatchSession:
         self._failures: list[ItemFailure] = []
 
     def run(self) -> int:
-        return run_interruptible(self._run, self._give_up, self._settings.drain_seconds)
+        patience = self._settings.drain_seconds
+        return run_interruptible(self._run, self._give_up, patience, go_on=self._go_on)
+
+    def _go_on(self) -> Line | None:
+        if not self._batch_id or self._shared:
+            return None
+        return [("then go on with:  ", "dim"), (typed_again(), "bold")]
 
     async def _run(self, stopping: Stopping) -> int:
         async with open_engine(self._settings, self._registry) as commands:

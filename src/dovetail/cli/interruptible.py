@@ -25,8 +25,9 @@ from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
 from dovetail.cli import output as streams
-from dovetail.cli.output import FAILED, INTERRUPTED, report_error, try_print_error
-from dovetail.core.errors import DovetailError, InvalidDefinition
+from dovetail.cli.output import FAILED, INTERRUPTED, complain, report_error, try_print_error
+from dovetail.cli.text import Line
+from dovetail.core.errors import DovetailError, InvalidDefinition, StoreError
 
 GRACE_SECONDS = 1.8
 """From Ctrl-C to the end of the process, whatever the handlers do."""
@@ -261,8 +262,12 @@ def run_interruptible(
     give_up: Callable[[StopRequest], None],
     drain_seconds: float,
     new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
+    go_on: Callable[[], Line | None] = lambda: None,
 ) -> int:
-    """Run the work to its exit code. `give_up` is called in another thread if it does not stop."""
+    """Run the work to its exit code. `give_up` is called in another thread if it does not stop.
+
+    `go_on` says what continues the work, for a store that failed, such as on a full disk.
+    """
     process = Process(new_loop)
     stopping = Stopping()
     with Interrupts(process.loop, stopping.ask, give_up, drain_seconds):
@@ -272,4 +277,6 @@ def run_interruptible(
             raise  # before any run began: the caller reports it
         except DovetailError as error:
             code = report_error(error)
+            if error.type == StoreError.type and (line := go_on()) is not None:
+                complain(line)
         return process.leave(code)

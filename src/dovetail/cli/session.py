@@ -115,7 +115,14 @@ class Session:
         async def work(stopping: Stopping) -> int:
             return await self._run(begin, stopping)
 
-        return run_interruptible(work, self._give_up, self._settings.drain_seconds)
+        patience = self._settings.drain_seconds
+        return run_interruptible(work, self._give_up, patience, go_on=self._go_on)
+
+    def _go_on(self) -> Line | None:
+        """What continues a run that this process began to drive."""
+        if not self._run_id or not self._driven or self._printed:
+            return None
+        return [("then ", "dim"), *resume_hint(self._run_id[:SHORT_ID], self._handlers)]
 
     async def _run(self, begin: Begin, stopping: Stopping) -> int:
         async with self._open() as commands:

@@ -498,7 +498,13 @@ class DocumentRuns:
             good = self.tally.counts[COMPLETED] + self.tally.counts[CACHED]
             return 0 if good == self.tally.total else EXIT_FAILED
 
-        return run_interruptible(work, self._give_up, self._settings.drain_seconds)
+        def go_on() -> Line | None:
+            if self._pool is None or self.shared:
+                return None
+            return [("then go on with:  ", "dim"), (typed_again(), "bold")]
+
+        patience = self._settings.drain_seconds
+        return run_interruptible(work, self._give_up, patience, go_on=go_on)
 
     # ── driving ──────────────────────────────────────────────────────────────────────────
 

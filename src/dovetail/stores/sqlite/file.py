@@ -195,7 +195,10 @@ class SqliteFile:
                 why = f"the disk of {where} is full; free some space"
                 reason = "the disk of the database file is full"
             case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM | sqlite3.SQLITE_AUTH:
-                why = f"{where} cannot be written; it or its folder is read-only for this user"
+                why = (
+                    f"{where} cannot be written; it or its folder is read-only for this user: "
+                    "make it writable, or name another file by DOVETAIL_DB"
+                )
                 reason = "the database file is read-only"
             case sqlite3.SQLITE_CANTOPEN:
                 why = f"{where} cannot be opened; its folder must exist and be writable"
