@@ -130,6 +130,23 @@ def test_a_run_survives_kill_9_and_resume_does_not_rerun_completed_nodes(
     assert shell("runs", "verify").code == 0
 
 
+def test_a_run_beside_an_interrupted_one_of_its_workflow_says_how_to_go_on_with_that(
+    shell: Shell,
+) -> None:
+    process = started(shell)
+    interrupted = str(newest(shell)["run_id"])[:6]
+    process.kill()
+    process.communicate()
+    shell.write("go", "")
+    again = shell("run", "stuck.yaml", *MINE)
+    assert again.code == 0
+    said = f"run {interrupted} of this workflow was interrupted, and this is another one; "
+    typed = f"dovetail runs resume {interrupted} --handlers mine.py"
+    assert again.err == f"{said}go on with:  {typed}\n"
+    assert shell(*typed.split()[1:]).code == 0
+    assert shell("run", "stuck.yaml", *MINE).err == ""
+
+
 def test_sigterm_hands_the_run_back_and_resume_continues_it(shell: Shell) -> None:
     process = started(shell, DOVETAIL_DRAIN_SECONDS="0.2")
     process.send_signal(signal.SIGTERM)

@@ -4,6 +4,7 @@ workflow."""
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -72,18 +73,21 @@ def _run(
     from dovetail.cli.files import STDIN, print_violations, print_warnings, read_params
     from dovetail.cli.session import Session, Shown
     from dovetail.cli.target import load_file
-    from dovetail.core.errors import InvalidParams
+    from dovetail.core.errors import InvalidParams, StoreError
     from dovetail.telemetry.logs import show_logs
 
     settings, registry, limits, checked = load_file(path, handlers)
     if checked.workflow is None:
         return INVALID
+    name = checked.workflow.name
     params = read_params(checked.workflow.params, pairs, params_path, limits)
     if params is None:
         return INVALID
     show_logs(settings)
 
     async def begin(commands: EngineApi) -> Shown:
+        with suppress(StoreError):  # an older run that is damaged
+            await _mention_interrupted(commands, name, handlers)
         accepted = await commands.trigger(checked, params)
         print_warnings(accepted.warnings)
         return Shown.from_the_start(await commands.get_run(accepted.run_id))
@@ -93,6 +97,23 @@ def _run(
         return Session(settings, registry, write, handlers, file, web=web).run(begin)
     except InvalidParams as error:
         return print_violations(error)
+
+
+async def _mention_interrupted(commands: EngineApi, workflow: str, handlers: Sequence[str]) -> None:
+    """Print how to go on with the newest interrupted run of this workflow: the caller may have
+    expected that this command does."""
+    from dovetail.cli.summary import resume_hint, short_id
+    from dovetail.engine.ports import RunQuery
+
+    if not (left := set(await commands.orphans())):
+        return
+    runs = (await commands.list_runs(RunQuery(workflow=workflow, status="RUNNING")))["items"]
+    for run_id in (run["run_id"] for run in runs):
+        if run_id in left:
+            short = await short_id(commands, run_id)
+            words = f"run {short} of this workflow was interrupted, and this is another one; "
+            streams.complain([(words, "wait"), *resume_hint(short, handlers)])
+            return
 
 
 @app.command()
