@@ -17,12 +17,9 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from dovetail.core.text import counted
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
 
 MAX_HELD_BYTES = 1 << 20
 """For a reader that is slow. Of one that does not read, this is all that waits."""
@@ -60,7 +57,7 @@ class UnblockedFile(io.RawIOBase):
     def writable(self) -> bool:
         return True
 
-    def write(self, data: ReadableBuffer, /) -> int:
+    def write(self, data: Any, /) -> int:
         content = bytes(data)
         with self._lock:
             rest = content if self._is_writing else self.write_ready(content)
