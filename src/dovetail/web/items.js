@@ -2,11 +2,11 @@
 import { html, useEffect, useRef, useState } from "./html.js";
 import { calmly, get, path, withQuery } from "./api.js";
 import { link, setQuery } from "./route.js";
-import { Elapsed, Empty, Json, Loading, STATES, State, Trouble } from "./ui.js";
+import { Elapsed, Empty, Json, Loading, STATES, State, Trouble, statesToChoose } from "./ui.js";
 
 const PAGE = 50;
 const REFRESH_MS = 500;
-const FIRST = ["failed", "running", "pending", "cancelled", "completed"];
+const ITEM_STATES = ["FAILED", "RUNNING", "PENDING", "CANCELLED", "COMPLETED"];
 
 export function itemsWords(items) {
   const failed = items.failed ? `, ${items.failed.toLocaleString()} failed` : "";
@@ -88,12 +88,13 @@ function Item({ runId, node, item }) {
 export function Items({ runId, node, query, failedOnly }) {
   const status = failedOnly ? "FAILED" : query.items || "";
   const { items, cursor, error, more } = useItems(runId, node, status);
-  const shown = FIRST.filter((name) => node.items[name] > 0);
+  const counts = Object.fromEntries(ITEM_STATES.map((state) => [state, node.items[state.toLowerCase()]]));
+  const shown = statesToChoose(ITEM_STATES, counts, !node.finished_at, status);
   return html`<section class="items"><header><h3>${failedOnly ? "Failed items" : "Items"}</h3><span class="count">${itemsWords(node.items)}</span></header>
     ${!failedOnly && html`<div class="chips" role="group" aria-label="State of the items">
       <button class="chip" aria-pressed=${!status} onClick=${() => setQuery({ items: "" })}>all ${node.items.total.toLocaleString()}</button>
-      ${shown.map((name) => html`<button class="chip" aria-pressed=${status === name.toUpperCase()} onClick=${() => setQuery({ items: name.toUpperCase() })}>
-        <span class="icon state-${name}" aria-hidden="true">${STATES[name.toUpperCase()][0]}</span>${name} ${node.items[name].toLocaleString()}</button>`)}
+      ${shown.map((state) => html`<button class="chip" key=${state} aria-pressed=${status === state} onClick=${() => setQuery({ items: state })}>
+        <span class="icon state-${STATES[state][1]}" aria-hidden="true">${STATES[state][0]}</span>${STATES[state][1]} ${counts[state].toLocaleString()}</button>`)}
     </div>`}
     <${Trouble} error=${error} />
     ${items === null && !error && html`<${Loading} />`}

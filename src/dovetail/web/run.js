@@ -9,7 +9,7 @@ import { LogView } from "./logs.js";
 import { Failure, NodePanel, useNode } from "./node.js";
 import { go, link, setQuery } from "./route.js";
 import { Timeline } from "./timeline.js";
-import { Copy, Elapsed, Empty, Heads, Json, Loading, NODE_STATES, Name, Rows, STATES, State, Tabs, Time, Trouble, WriteButton, clock, isActive, useNarrow } from "./ui.js";
+import { Copy, Elapsed, Empty, Heads, Json, Loading, NODE_STATES, Name, Rows, STATES, State, Tabs, Time, Trouble, WriteButton, clock, isActive, statesToChoose, useNarrow } from "./ui.js";
 
 const SHOW_MS = 100; // at most ten times a second, however many events come
 const [LARGE_RUN, SHOW_LARGE_MS] = [2000, 300]; // nodes
@@ -278,7 +278,7 @@ function Nodes({ run, query }) {
     <div class="bar" role="search">
       <div class="chips" role="group" aria-label="State">
         <button class="chip" aria-pressed=${!query.state} onClick=${() => setQuery({ state: "" })}>all ${run.nodes.length}</button>
-        ${NODE_STATES.filter((state) => found[state] || query.state === state).map((state) => html`<button class="chip" aria-pressed=${query.state === state} onClick=${() => setQuery({ state })}>
+        ${statesToChoose(NODE_STATES, found, isActive(run), query.state).map((state) => html`<button class="chip" key=${state} aria-pressed=${query.state === state} onClick=${() => setQuery({ state })}>
           <span class="icon state-${STATES[state][1]}" aria-hidden="true">${STATES[state][0]}</span>${STATES[state][1]} ${found[state] ?? 0}</button>`)}
       </div>
       <input type="search" aria-label="Search nodes" placeholder="Node or handler" value=${query.q || ""} onInput=${(e) => setQuery({ q: e.currentTarget.value })} />
