@@ -45,7 +45,7 @@ async def test_handlers_that_never_wait_create_no_task(monkeypatch: pytest.Monke
         run = await it.run(FAN)
         monkeypatch.undo()
     assert run.status == "COMPLETED"
-    assert made < 5, "a run of 31 nodes made tasks of its own for them"
+    assert made < 10, "a run of 31 nodes made tasks of its own for them"
 
 
 async def test_handlers_that_wait_run_concurrently() -> None:

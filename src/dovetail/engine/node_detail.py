@@ -57,7 +57,7 @@ def item_page(
 
 
 MAX_ITEM_PAGE_BYTES = 64 << 20
-"""Of the outputs of one page of items, also of those that it shows as references."""
+"""Of the outputs of one page of items, also where it shows references instead."""
 
 
 def page_length(views: Sequence[Mapping[str, Any]]) -> int:

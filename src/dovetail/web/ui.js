@@ -18,8 +18,8 @@ export const STATES = {
 export const RUN_STATES = ["PENDING", "RUNNING", "COMPLETED", "FAILED", "CANCELLED"];
 export const NODE_STATES = ["FAILED", "RUNNING", "QUEUED", "PENDING", "CANCELLED", "SKIPPED", "COMPLETED"];
 
-// The states to choose from. While counts change, a button that came or went would move the others
-// from under the pointer: so those that usually come are there, also with 0.
+// The states to choose from. While counts change, a button that appeared would move the others from
+// under the pointer: so the usual states have a button from the start, also with 0.
 const RARE = ["CANCELLED", "SKIPPED"];
 export const statesToChoose = (states, counts, going, chosen) =>
   states.filter((one) => counts[one] > 0 || one === chosen || (going && !RARE.includes(one)));
