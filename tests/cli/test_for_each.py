@@ -189,7 +189,7 @@ nodes:
     )
     ran = shell("run", "flow.yaml")
     assert ran.code == 1
-    cause = "each: not_a_list: for_each needs a list, and {{ fetch.value.docs }} is a string"
+    cause = "each: not_a_list: for_each needs a list, and {{ fetch.value.docs }} is text"
     for said in (ran.out, shell("runs", "why").out):
         assert cause in said
         assert "dovetail runs fork" in said

@@ -81,9 +81,9 @@ class TestTheList:
     @pytest.mark.parametrize(
         ("value", "kind"),
         [
-            (None, "null"),
-            ("abc", "a string"),
-            ({"a": 1}, "an object"),
+            (None, "none"),
+            ("abc", "text"),
+            ({"a": 1}, "a mapping"),
             (3, "a number"),
             (1.5, "a number"),
             (True, "a boolean"),

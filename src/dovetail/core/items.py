@@ -10,7 +10,7 @@ name, so the two cannot be mixed up.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from heapq import heapify
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -83,23 +83,17 @@ def split_place(place: int) -> tuple[int, int | None]:
 def list_error(value: Any, template: str | None = None) -> dict[str, Any] | None:
     """Why a value cannot be the list of a mapped node; None if it can. `template` made it."""
     if not isinstance(value, list):
+        from dovetail.core.templates.operations import kind  # this file is part of a fast start
+
         what = "this" if template is None else one_line(template, MAX_SHOWN_CHARS)
-        message = f"for_each needs a list, and {what} is {_kind(value)}"
+        is_json = isinstance(value, bool | int | float | str | dict | None)
+        found = kind(value) if is_json else f"a Python {type(value).__name__}"
+        message = f"for_each needs a list, and {what} is {found}"
         return {"type": NOT_A_LIST, "message": message}
     if len(value) > MAX_ITEMS:
         message = f"for_each has {len(value):,} items; at most {MAX_ITEMS:,} are allowed"
         return {"type": TOO_LARGE, "message": message}
     return None
-
-
-def _kind(value: Any) -> str:
-    if value is None:
-        return "null"
-    # A boolean is an int in Python, so it is asked first.
-    for kinds, words in ((bool, "a boolean"), (int | float, "a number"), (str, "a string")):
-        if isinstance(value, kinds):
-            return words
-    return "an object" if isinstance(value, Mapping) else f"a Python {type(value).__name__}"
 
 
 class ItemEnd(NamedTuple):
